@@ -151,8 +151,8 @@ class ShmLoader(DataLoader[T]):
         ValueError, TypeError: like torch's DataLoader, and for arguments that exclude each other or have no effect together.
     Cost: about 6 us of the trainer's CPU per batch and 0.5 us per further field (benchmarks/trainer_cpu.py); memory for
         `prefetch_factor * num_workers + 2` batches (at least 4), and 2 more if the ring is pinned.
-    Thread/process safety: tensors may live and die in any thread. In a forked child, a new iteration starts its own workers, and an
-        iteration that was running raises an error.
+    Thread/process safety: tensors may live and die in any thread. In a forked child, a new iteration starts its own workers. One
+        that was running continues with workers of the child in seed mode, and raises an error in torch mode.
     Example:
         >>> from shmload import ShmLoader
         >>> pairs = [(x, -x) for x in range(6)]

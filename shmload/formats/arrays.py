@@ -298,6 +298,8 @@ class ArrayDataset(HeldDataset):
             arrays = _npz_arrays(arrays)
         if isinstance(arrays, Mapping):
             self.batch_type, named = dict, {str(k): v for k, v in arrays.items()}
+            if len(named) < len(arrays):
+                raise ValueError(f"two arrays have one name as text: {', '.join(map(repr, arrays))}; name each differently")
         elif isinstance(arrays, (tuple, list)):
             self.batch_type = type(arrays)
             names = getattr(arrays, "_fields", None) or [str(i) for i in range(len(arrays))]

@@ -84,6 +84,7 @@ class CacheWriter(AtomicWriter):
         self._raw, self._compression = frozenset(raw), compression
         self._file: TFRecordWriter | None = None
         self._is_due = False  # the file must be published before the next sample, because it had no room for its end
+        self._generation = 0  # of the file that is being published
         self._began = 0.0  # time of the file's first sample
         self._slack = 0  # the most bytes by which a record exceeded its file
         self._is_closed = False
@@ -180,6 +181,8 @@ class CacheWriter(AtomicWriter):
             try:
                 file.finish()
                 self._reserved_file.settle()
+                take = partial(next_generation, self._control)
+                self._generation = wait_for_room(lambda: self._folder.evicting(take, for_file=True), self._timeout_s)
             except BaseException as error:
                 if not isinstance(error, CacheFull) or self._reserved_file.needed > self._folder.capacity_bytes:
                     self._file, self._is_due = None, False  # the file will never fit
@@ -210,9 +213,7 @@ class CacheWriter(AtomicWriter):
             reservation: the reservation of the file.
             num_records, nbytes: size of the file.
         """
-        folder = self._folder
-        generation = wait_for_room(lambda: folder.evicting(partial(next_generation, self._control), for_file=True), self._timeout_s)
-        name = own_name(generation, num_records, nbytes, self._compression)
+        name = own_name(self._generation, num_records, nbytes, self._compression)
         reservation.publish(name, nbytes=nbytes)
         self.num_files += 1
         statistics = self._statistics

@@ -238,31 +238,31 @@ class SeedStream:
                     raise error
                 finally:
                     del error  # its traceback holds this frame
-        self.valid = self.epochs.num_valid(front)
-        if batch is not NOTHING:
-            self.log.last = front
-        if self.log.is_on:
-            self.log.delivered(front, batch, valid=self.valid, step=self.epochs.step_number(step))
         if engine is not None:
             if self._tuner is not None:
                 self._num_ahead = self._tuner.count_batch(engine)
             self._fill(engine)
+        sent = batch
         if batch is not NOTHING:
             if watch is not None:
                 watch.delivered(batch)
             if self._pins and (engine is None or engine.needs_pin_memory):
-                batch = pin_memory(batch)  # torch's function; pinned tensors stay as they are
+                sent = pin_memory(batch)  # torch's function; pinned tensors stay as they are
             if engine is None:
-                batch = sent_now(batch, self._builder.device(self.config.device))
+                sent = sent_now(sent, self._builder.device(self.config.device))
+            self.log.last = front
+        self.valid = self.epochs.num_valid(front)
+        if self.log.is_on:  # after what may raise an error or be interrupted, because the same batch is then taken and recorded again
+            self.log.delivered(front, batch, valid=self.valid, step=self.epochs.step_number(step))
         next_step = step + 1 if self.epochs.is_uniform else self.epochs.next_step(step)
         if self.config.after_batch is not None and batch is not NOTHING:
             try:
-                batch = after_batch(self.config.after_batch, batch, f"epoch {epoch}, batch {self.epochs.step_number(step)}")
+                sent = after_batch(self.config.after_batch, sent, f"epoch {epoch}, batch {self.epochs.step_number(step)}")
             except Exception:
                 place.step = next_step
                 raise
         place.step = next_step
-        return batch
+        return sent
 
     def _order_from(self, engine: BatchSource, epoch: int, step: int) -> Order | None:
         """Drop the orders and order from this batch on. Return its order, or None after the epoch's last batch."""

@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from shmload.worker.sample_rng import begin_part
 from shmload.worker.stage_arguments import set_whole
 from shmload.worker.stage_engine import Expanding, FailedItem, StageContext
 
@@ -20,6 +21,8 @@ class AsyncMap(Expanding):
     """A stage that applies a coroutine function, such as a request, to each item. Several items wait at a time; order is kept.
 
     It runs in the process that expands blocks. The thread keeps its event loop, so `fn` can reuse a client for the next item.
+    `sample_rng()` returns a generator of the item's own. What `fn` draws from random, numpy and torch after its first `await` depends
+    on the order in which requests are answered.
 
     Args:
         fn: item -> a coroutine that returns an item.
@@ -49,9 +52,10 @@ class AsyncMap(Expanding):
             context.place = place
             return context.failed(error, name)
 
-        async def one(item: Any, place: int) -> Any:
+        async def one(number: int, item: Any, place: int) -> Any:
             if isinstance(item, FailedItem):
                 return item
+            begin_part(number)
             async with room:
                 try:
                     return await self.fn(item)
@@ -60,7 +64,7 @@ class AsyncMap(Expanding):
                 except asyncio.CancelledError:  # of what the function waits for; not an Exception, so it would end the worker
                     return failed(RuntimeError(f"what the function of {name} waited for was cancelled"), place)
 
-        return list(await asyncio.gather(*(one(item, place) for item, place in given)))
+        return list(await asyncio.gather(*(one(number, *item) for number, item in enumerate(given))))
 
 
 class _OwnLoop:

@@ -1,9 +1,9 @@
 """Cache: make the items of a sequence once, and afterward read them from a file or from memory.
 
-The file is an SQLite database in a folder. Its name is a hash of everything that determines the items: the sources with their
+The file is in a folder (see item_file.py). Its name is a hash of everything that determines the items: the sources with their
 contents, the stages' arguments, and the code of their functions and methods with the variables they use. Of local files that a
 source names, it covers size and modification time. So a changed pipeline uses another file. An item that several processes make at
-the same time is written once.
+the same time is written once. Caches with equal stages share a file, but not its items, because each draws random numbers of its own.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import os
 import pickle
-import sqlite3
 import stat
 import types
 from collections.abc import Iterator
@@ -25,13 +24,13 @@ import numpy as np
 import torch
 
 from shmload.batch.packed_batch import ATOMS
+from shmload.pipeline.item_file import ItemFile
 from shmload.pipeline.item_sequence import Derived, ItemSequence
-from shmload.processes.file_lock import locked
 from shmload.shm import pickling
 from shmload.worker.own_generators import OwnGenerators
 from shmload.worker.sample_rng import generators_kept, sample_info, sample_of, seed_and_epoch
 
-BUSY_S = 60.0  # seconds that a write waits for other writers
+FORMAT = 2  # of the files: those with another number are not read
 
 
 @dataclass(frozen=True)
@@ -85,16 +84,12 @@ class Cached(Derived):
     def __init__(self, below: ItemSequence, folder: Path | None, version: str) -> None:
         super().__init__(below, below.n, "Cache")
         self.is_fixed = True
-        self._path = None if folder is None else folder / f"{fingerprint(below, version)}.sqlite"
+        self._file = None if folder is None else ItemFile(folder / f"{fingerprint(below, version)}.sqlite")
         self._memory: dict[int, bytes] = {}
-        if self._path is not None:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._inode = _begin(self._path)
 
     def item(self, key: int) -> Any:
         place = key % self.n
-        file = None if self._path is None else _opened(self._path, os.getpid(), self._inode)
-        kept = self._memory.get(place) if file is None else _read(file, place)
+        kept = self._memory.get(place) if self._file is None else self._file.read(self.stream, place)
         if kept is not None:
             return pickle.loads(kept)
         with generators_kept(), self._sample(place):
@@ -106,10 +101,10 @@ class Cached(Derived):
                 f"Cache keeps items as pickles, and an item of type {type(item).__qualname__} cannot be pickled: put Cache "
                 f"before what makes it. {type(error).__name__}: {error}"
             ) from error
-        if file is None:
+        if self._file is None:
             self._memory[place] = made
         else:
-            file.execute("INSERT OR IGNORE INTO items VALUES (?, ?)", (place, made))
+            self._file.write(self.stream, place, made)
         return item
 
     def _sample(self, place: int) -> AbstractContextManager[None]:
@@ -141,44 +136,13 @@ def number_caches(sequence: ItemSequence, stream: int = 0) -> int:
     return stream
 
 
-def _begin(path: Path) -> int:
-    """Create the file if necessary, before workers open it, because SQLite does not wait for a process that changes the mode.
-
-    Returns:
-        its inode, which distinguishes it from a later file of the same name.
-    """
-    with locked(path.with_suffix(".lock")):
-        file = _connected(path)
-        file.execute("PRAGMA journal_mode=WAL")
-        file.execute("CREATE TABLE IF NOT EXISTS items (place INTEGER PRIMARY KEY, item BLOB NOT NULL)")
-        file.close()
-        return path.stat().st_ino
-
-
-def _connected(path: Path) -> sqlite3.Connection:
-    file = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
-    file.execute("PRAGMA synchronous=OFF")  # items lost in a crash of the machine are made again
-    return file
-
-
-@functools.cache
-def _opened(path: Path, pid: int, inode: int) -> sqlite3.Connection:
-    """Return this process's own connection to a file, because SQLite forbids using or closing one after a fork."""
-    return _connected(path)
-
-
-def _read(file: sqlite3.Connection, place: int) -> bytes | None:
-    found = file.execute("SELECT item FROM items WHERE place = ?", (place,)).fetchone()
-    return None if found is None else found[0]
-
-
 def fingerprint(sequence: ItemSequence, version: str) -> str:
     """Return a hash of everything that determines the items of a sequence.
 
     Raises:
         ValueError: a source or a function contains something that cannot be pickled, and so cannot be hashed.
     """
-    made = blake2b(version.encode(), digest_size=16)
+    made = blake2b(f"{FORMAT} {version}".encode(), digest_size=16)
     for whose, part, is_dataset in _parts(sequence):
         try:
             _Namer(made, covers_files=is_dataset).dump(part)

@@ -285,9 +285,10 @@ class LocalShards:
             wanted.append(number)
         with self._lock:
             self._wanted, self._places = wanted, {each: place for place, each in enumerate(wanted)}
-            if self._prefetcher is None:
-                self._prefetcher = Prefetcher(self.fetch_ahead)
-        self._prefetcher.wish(wanted)
+            prefetcher = self._prefetcher
+            if prefetcher is None:
+                prefetcher = self._prefetcher = Prefetcher(self.fetch_ahead)
+        prefetcher.wish(wanted)
 
     def let_go_passed(self) -> None:
         """Release the shards that were announced before and no longer are."""

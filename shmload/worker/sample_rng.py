@@ -12,13 +12,14 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
 from shmload._core.permutation import sample_key_pair
-from shmload._core.twister import LEAST_INDEX, rekey_philox
+from shmload._core.twister import LEAST_INDEX, index_of, rekey_philox
 from shmload.worker.generator_set import GeneratorSet, use_set
 from shmload.worker.own_generators import OwnGenerators, philox_place
 from shmload.worker.reseeding import GlobalGenerators
@@ -137,6 +138,30 @@ class _Threads(threading.local):
 
 
 _threads = _Threads()
+
+
+@dataclass
+class _Part:
+    """A part of a sample that one of several tasks makes while others wait."""
+
+    begun: object  # identifies the sample, as `CurrentReading.begun`
+    number: int
+    rng: np.random.Generator | None = None
+
+
+_part: ContextVar[_Part | None] = ContextVar("shmload_part", default=None)
+
+
+def begin_part(number: int) -> None:
+    """Let `sample_rng()` return a generator of its own in this asyncio task and those that it starts, until the sample ends.
+
+    Args:
+        number: number of the part in the sample.
+    """
+    reading = _threads.now.reading
+    if reading is not None and reading.begun and reading.sample()[0] is not None:
+        _part.set(_Part(reading.begun, number))
+
 
 _of_process = GlobalGenerators()
 
@@ -365,6 +390,13 @@ def sample_rng(index: int | None = None) -> np.random.Generator:
             index = index if now.keyed is None else now.keyed.key(index)
             own = sample_key_pair(seed, epoch, index & 0xFFFFFFFFFFFFFFFF, _OWN_STREAM)
             return np.random.Generator(np.random.Philox(key=np.array(own, np.uint64)))
+    part = _part.get()
+    if part is not None and part.begun == begun:
+        if part.rng is None:
+            seed, epoch, of, _ = reading.sample()
+            own = sample_key_pair(seed or 0, epoch, index_of((of, part.number)) & 0xFFFFFFFFFFFFFFFF, _OWN_STREAM)
+            part.rng = np.random.Generator(np.random.Philox(key=np.array(own, np.uint64)))
+        return part.rng
     watch = now.watch and _watch(now)
     if watch is not None:
         if not watch.can_repeat:

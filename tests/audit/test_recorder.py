@@ -9,6 +9,7 @@ import pickle
 import stat
 import threading
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,44 @@ def test_batch_is_recorded_before_the_next_is_delivered(tmp_path: Path) -> None:
     loader = make(tmp_path)
     for number, _ in enumerate(loader, 1):
         assert number == len(batches(tmp_path))
+
+
+class FailsOnce:
+    """A batch sampler that raises once, after three batches."""
+
+    def __init__(self) -> None:
+        self._has_failed = False
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return self
+
+    def __next__(self) -> list[int]:
+        self._at = getattr(self, "_at", 0) + 1
+        if self._at == 4 and not self._has_failed:
+            self._at, self._has_failed = 3, True
+            raise OSError("try again")
+        if self._at > 6:
+            raise StopIteration
+        return [self._at]
+
+    def __len__(self) -> int:
+        return 6
+
+
+def test_batch_that_is_taken_again_after_an_error_is_recorded_once(tmp_path: Path) -> None:
+    """In seed mode, the sampler is asked for a later batch while one is being delivered, which then comes with the next call."""
+    got, num_errors = [], 0
+    with ShmLoader(range(9), batch_sampler=FailsOnce(), num_workers=1, seed=1, audit=tmp_path) as loader:
+        stream = iter(loader)
+        while True:
+            try:
+                got += next(stream).tolist()
+            except OSError:
+                num_errors += 1
+            except StopIteration:
+                break
+    assert (got, num_errors) == ([1, 2, 3, 4, 5, 6], 1)
+    assert [batch.keys.tolist() for batch in batches(tmp_path)] == [[key] for key in got]
 
 
 @BOTH_MODES

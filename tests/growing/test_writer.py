@@ -129,6 +129,28 @@ def test_samples_accepted_before_space_ran_out_are_published_later(
     assert b"not taken" not in found
 
 
+def test_samples_are_kept_while_the_disk_has_no_room_for_the_files_number(
+    make_cache: Callable[..., SampleCache], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, failing = cache_writer.next_generation, [True]
+
+    def next_generation(control: Path) -> int:
+        if failing[0]:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(control)
+
+    monkeypatch.setattr(cache_writer, "next_generation", next_generation)
+    cache = make_cache(capacity_bytes=4096)
+    with cache.writer(timeout_s=0.01) as one:
+        one.write(sample(0))
+        with pytest.raises(CacheFull):
+            one.publish()
+        assert cache.files() == []
+        failing[0] = False
+        one.publish()
+        assert [file.num_records for file in cache.files()] == [1]
+
+
 def test_sample_larger_than_the_cache_is_dropped_and_the_next_is_written(make_cache: Callable[..., SampleCache]) -> None:
     cache = make_cache(10_000, file_nbytes=1_000)
     with cache.writer(timeout_s=0.0) as one:

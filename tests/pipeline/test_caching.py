@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import os
@@ -32,6 +33,7 @@ from shmload.pipeline import (
     Shuffle,
     Take,
     Window,
+    item_file,
 )
 
 
@@ -408,6 +410,59 @@ def test_iterating_again_gives_the_same_cached_random_items() -> None:
 def test_caches_of_one_pipeline_draw_different_numbers() -> None:
     one, other = (Items(range(8)).map(drawn).cache() for _ in range(2))
     assert not any(a[1] == b[1] for a, b in one.zip(other))
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_caches_with_equal_stages_in_one_folder_keep_items_of_their_own(num_workers: int, tmp_path: Path) -> None:
+    """Each draws other numbers, so that an item would depend on which of them makes it first."""
+
+    def read_all(folder: Path | None) -> list[Any]:
+        items = Items(range(8)).map(drawn)
+        both = items.cache(folder).zip(items.cache(folder).shuffle(seed=2))
+        with both.map(tuple, workers=num_workers).conveyer() as pipeline:
+            return list(pipeline)
+
+    expected = read_all(None)
+    assert [read_all(tmp_path), read_all(tmp_path)] == [expected, expected]
+
+
+def test_damaged_item_is_made_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    stages = [Items([1, 2, 3]), Map(Logged(tmp_path / "log")), Cache(tmp_path)]
+    assert read(stages) == [[2, 4, 6]]
+    (path,) = tmp_path.glob("*.sqlite")
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as file:
+        (whole,) = file.execute("SELECT item FROM items WHERE place = 1").fetchone()
+        file.execute("UPDATE items SET item = ? WHERE place = 1", (whole[:-1] + bytes([whole[-1] ^ 1]),))
+    assert [read(stages), read(stages)] == [[[2, 4, 6]]] * 2
+    assert lines(tmp_path / "log") == [1, 2, 2, 3]
+    assert [record.message for record in caplog.records] == [f"item 1 in {path} is damaged, and is made again"]
+
+
+def test_error_about_a_damaged_file_names_it(tmp_path: Path) -> None:
+    stages = [Items([1, 2]), Map(Logged(tmp_path / "log")), Cache(tmp_path)]
+    assert read(stages) == [[2, 4]]
+    (path,) = tmp_path.glob("*.sqlite")
+    path.write_bytes(b"not a database" * 1000)
+    with pytest.raises(OSError, match=rf"{path}, is damaged \(.*\): delete it, and its items are made again"):
+        read(stages)
+    path.unlink()
+    assert read(stages) == [[2, 4]]
+
+
+def test_items_are_not_kept_on_a_full_disk(tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    connected = item_file._connected
+
+    def limited(path: Path) -> sqlite3.Connection:
+        file = connected(path)
+        file.execute("PRAGMA max_page_count = 8")  # SQLite then fails as on a full disk
+        return file
+
+    monkeypatch.setattr(item_file, "_connected", limited)
+    items = [bytes([i]) * 9000 for i in range(6)]
+    for _ in range(2):
+        with Conveyer([Items(items), Cache(tmp_path)]) as pipeline:
+            assert list(pipeline) == items
+    assert ["no space left" in record.message for record in caplog.records] == [True]
 
 
 def test_making_a_cached_item_leaves_the_generators_of_the_program() -> None:

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import count, islice
+from random import SystemRandom
 from threading import Barrier
 from typing import Any
 
@@ -19,6 +20,7 @@ import pytest
 from hypothesis import example, given, settings
 
 import shmload
+from shmload import ShmLoader, sample_rng
 from shmload.errors import SampleError, StateMismatch
 from shmload.pipeline import (
     AsyncMap,
@@ -503,6 +505,57 @@ def test_async_requests_overlap_and_answers_keep_their_order(num_workers: int) -
     assert found == [x * x for x in range(40) if x != 13]
     if not num_workers:
         assert waiting == [0, 5]
+
+
+async def drawn_around_a_request(x: int) -> tuple[int, float, float, float]:
+    kept = sample_rng()
+    before = sample_rng().random()
+    await asyncio.sleep(SystemRandom().random() / 500)
+    answers = await asyncio.gather(answered_draw())
+    return x, before, answers[0], kept.random()
+
+
+async def answered_draw() -> float:
+    await asyncio.sleep(SystemRandom().random() / 500)
+    return sample_rng().random()
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_item_draws_its_own_numbers_after_a_request_too(num_workers: int) -> None:
+    """The answers come in another order in every run."""
+
+    def items(first: int) -> list[Any]:
+        workers = [DistributedBatchedMap(Add(0), num_workers)] if num_workers else []
+        with Conveyer([Range(40, repeating=False), *workers, AsyncMap(drawn_around_a_request)], block_size=10) as pipeline:
+            for _ in range(first):
+                pipeline()
+            state = pipeline.state()
+        with Conveyer([Range(40, repeating=False), AsyncMap(drawn_around_a_request)], block_size=10) as pipeline:
+            pipeline.load_state(state)
+            return list(pipeline)
+
+    whole = items(0)
+    assert (items(0), items(13)) == (whole, whole[13:])
+    assert len({value for item in whole for value in item[1:]}) == 120
+
+
+def test_loader_within_a_coroutine_draws_for_its_own_samples() -> None:
+    class Noise:
+        def __len__(self) -> int:
+            return 3
+
+        def __getitem__(self, index: int) -> float:
+            return sample_rng().random()
+
+    expected = next(iter(ShmLoader(Noise(), batch_size=3, seed=7))).tolist()
+
+    async def read(x: int) -> list[float]:
+        sample_rng()
+        await asyncio.sleep(0)
+        return next(iter(ShmLoader(Noise(), batch_size=3, seed=7))).tolist()  # type: ignore[no-any-return]
+
+    with Conveyer([Items([1, 2]), AsyncMap(read)]) as pipeline:
+        assert list(pipeline) == [expected, expected]
 
 
 def test_async_requests_of_two_threads_overlap() -> None:

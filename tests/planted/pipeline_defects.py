@@ -218,6 +218,27 @@ PIPELINE_DEFECTS = [
         ("tests/pipeline/test_expanded.py::test_each_rank_gets_its_part_of_the_output",),
     ),
     Defect(
+        "E4",
+        "coroutines of one block share a generator",
+        "AsyncMap._all",
+        omit("begin_part(number)"),
+        ("tests/pipeline/test_expanded.py::test_item_draws_its_own_numbers_after_a_request_too[0]",),
+    ),
+    Defect(
+        "E4",
+        "a loader that is read within a coroutine draws the coroutine's numbers",
+        "sample_rng:sample_rng",
+        Replace("part is not None and part.begun == begun", "part is not None"),
+        ("tests/pipeline/test_expanded.py::test_loader_within_a_coroutine_draws_for_its_own_samples",),
+    ),
+    Defect(
+        "N5",
+        "a damaged item of a cache file is read",
+        "ItemFile.read",
+        Replace("crc32c(item) == crc", "True"),
+        ("tests/pipeline/test_caching.py::test_damaged_item_is_made_again",),
+    ),
+    Defect(
         "B1",
         "a cache key ignores the code of functions",
         "_Namer.persistent_id",

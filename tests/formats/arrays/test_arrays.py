@@ -147,6 +147,7 @@ def test_index_out_of_range_writes_nothing() -> None:
     [
         ({"a": np.zeros(3), "b": np.zeros(4)}, ValueError, "one row for each sample; got {'a': 3, 'b': 4}"),
         ({}, ValueError, "got no array"),
+        ({1: np.zeros(3), "1": np.ones(3)}, ValueError, "two arrays have one name as text: 1, '1'; name each differently"),
         (np.zeros(()), ValueError, "array 'data' has no axis"),
         (np.array(["a"]), TypeError, "dtype <U1, which no tensor has"),
         (np.zeros(2, "O"), TypeError, "dtype object, which no tensor has"),

@@ -242,16 +242,16 @@ class SeedStream:
             if self._tuner is not None:
                 self._num_ahead = self._tuner.count_batch(engine)
             self._fill(engine)
+        self.valid = self.epochs.num_valid(front)
         sent = batch
         if batch is not NOTHING:
+            self.log.last = front
             if watch is not None:
                 watch.delivered(batch)
             if self._pins and (engine is None or engine.needs_pin_memory):
                 sent = pin_memory(batch)  # torch's function; pinned tensors stay as they are
             if engine is None:
                 sent = sent_now(sent, self._builder.device(self.config.device))
-            self.log.last = front
-        self.valid = self.epochs.num_valid(front)
         if self.log.is_on:  # after what may raise an error or be interrupted, because the same batch is then taken and recorded again
             self.log.delivered(front, batch, valid=self.valid, step=self.epochs.step_number(step))
         next_step = step + 1 if self.epochs.is_uniform else self.epochs.next_step(step)

@@ -3,11 +3,12 @@
 The file is in a folder (see item_file.py). Its name is a hash of everything that determines the items: the sources with their
 contents, the stages' arguments, and the code of their functions and methods with the variables they use. Of local files that a
 source names, it covers size and modification time. So a changed pipeline uses another file. An item that several processes make at
-the same time is written once. Caches with equal stages share a file, but not its items, because each draws random numbers of its own.
+the same time is written once. Caches with equal stages share a file but not its items, because each draws its own random numbers.
 """
 
 from __future__ import annotations
 
+import argparse
 import functools
 import os
 import pickle
@@ -15,7 +16,7 @@ import stat
 import types
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from hashlib import blake2b
 from pathlib import Path, PurePath
 from typing import Any
@@ -45,8 +46,9 @@ class Cache:
             in the memory of each process that makes them, until the Conveyer is closed.
         version: any text; it becomes part of the hash. Change it when anything changes that the hash does not cover: files that
             functions read, and what they use of other modules. Covered are functions, methods of classes, what they hold, and the
-            global variables of their module that they use, if these are functions, classes or plain data; and the size and time of
-            local files to which a source has a Path or an absolute path, as the datasets of shmload.formats do for single files.
+            global variables of their module that they use, if these are functions, classes, plain data or settings (namespaces and
+            dataclasses); and the size and time of local files to which a source has a Path or an absolute path, as the datasets of
+            shmload.formats do for single files.
     Raises:
         TypeError: an argument has another type.
     """
@@ -249,10 +251,16 @@ def _function_in(value: Any) -> Any:
 
 
 def _is_data(value: Any) -> bool:
-    """Return whether a value is plain data: a number, text, an array, a tensor, a path, or a container of them and of itself."""
+    """Return whether a value is plain data: a number, text, an array, a tensor, a path, or a container of them and of itself.
+
+    Namespaces and dataclasses count as containers, because programs keep their settings in them.
+    """
     waiting, seen = [value], set()
     while waiting:
         one = waiting.pop()
+        is_record = isinstance(one, types.SimpleNamespace | argparse.Namespace) or (is_dataclass(one) and hasattr(one, "__dict__"))
+        if is_record and not isinstance(one, type):
+            one = vars(one)
         if isinstance(one, dict | list | tuple | set | frozenset):
             if id(one) not in seen:
                 seen.add(id(one))

@@ -136,10 +136,14 @@ class Feed:
             )
         self._is_spent = True
         is_class = isinstance(source, type)  # a class has the methods of its instances
-        if hasattr(source, "set_epoch") and not is_class:
-            source.set_epoch(epoch)
+        set_epoch = None if is_class else getattr(source, "set_epoch", None)
+        resumes_by_state = self._stream.resume == "state"
+        if resumes_by_state and not is_class and _is_stateful(source) and not self.pristine:
+            self.pristine = saved(source.state_dict(), "the state of the Stream's iterable")
+        if set_epoch is not None:
+            set_epoch(epoch)
         iterator = _iterator_of(source)
-        ways = () if self._stream.resume != "state" else (iterator,) if is_class else (iterator, source)
+        ways = () if not resumes_by_state else (iterator,) if is_class else (iterator, source)
         holder: Any = next((one for one in ways if _is_stateful(one)), None)
         text = self.own.get(block)
         if holder is not None and text == ENDED:
@@ -150,8 +154,9 @@ class Feed:
                 "was at saving"
             )
         if holder is source and holder is not None:  # an earlier pass may have moved it
-            self.pristine = self.pristine or saved(source.state_dict(), "the state of the Stream's iterable")
             source.load_state_dict(opened(text or self.pristine, is_trusted=False))
+            if text is None and set_epoch is not None:
+                set_epoch(epoch)  # again, because the state may contain the epoch
             iterator = _iterator_of(source)
         elif text is not None:
             holder.load_state_dict(opened(text, is_trusted=False))

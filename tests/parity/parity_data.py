@@ -132,6 +132,10 @@ def mixed_dtypes(i: int) -> Any:
     return np.array([i], np.float32 if i % 2 else np.float64)
 
 
+def mixed_tensors(i: int) -> Any:
+    return torch.tensor([i], dtype=torch.float64 if i % 2 else torch.float32)  # torch's workers keep the first one's type
+
+
 def ordered(i: int) -> Any:
     return OrderedDict(x=tensor(i), y=i)
 
@@ -169,7 +173,7 @@ KINDS = {
     f.__name__: f
     for f in (
         tensor, array, pair, mapping, nested, named, text, raw, integer, real, boolean, numpy_scalar, zero_d, empty, strided,
-        kinds, unsigned, varying, mixed_numbers, mixed_dtypes, ordered, torch_noise, numpy_noise, python_noise, all_noise,
+        kinds, unsigned, varying, mixed_numbers, mixed_dtypes, mixed_tensors, ordered, torch_noise, numpy_noise, python_noise, all_noise,
         worker_of, big_int,
     )
 }  # fmt: skip

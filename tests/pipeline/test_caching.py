@@ -9,9 +9,11 @@ import os
 import random
 import shutil
 import sqlite3
+from argparse import Namespace
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -285,6 +287,30 @@ def test_cache_key_depends_on_global_variables(
         assert kept() == [{"name": each, "size": SIZE} for each in FILES]
     assert len(list(tmp_path.glob("*.sqlite"))) == 2
     assert kept() == before
+    assert len(list(tmp_path.glob("*.sqlite"))) == 2
+
+
+@dataclass
+class Settings:
+    size: int
+
+
+ARGS: Any = SimpleNamespace(size=1)
+
+
+def sized(item: int) -> Any:
+    return {"x": ARGS.size * item}
+
+
+@pytest.mark.parametrize("kind", [SimpleNamespace, Namespace, Settings])
+def test_cache_key_depends_on_settings_in_global_objects(kind: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "ARGS", kind(size=2))
+    stages = [Items([1, 2]), Map(sized), Cache(tmp_path)]
+    assert read(stages) == [[2, 4]]
+    ARGS.size = 3
+    assert read(stages) == [[3, 6]]
+    ARGS.size = 2
+    assert read(stages) == [[2, 4]]
     assert len(list(tmp_path.glob("*.sqlite"))) == 2
 
 

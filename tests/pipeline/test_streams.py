@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import os
 from collections.abc import Iterator
 from itertools import chain, count
@@ -261,6 +262,49 @@ class Epochs:
 def test_set_epoch_of_an_iterable_is_called() -> None:
     with Conveyer([Stream(Epochs())]) as pipeline:
         assert [list(pipeline) for _ in range(2)] == [[0, 1, 2], [10, 11, 12]]
+
+
+class ShuffledWithState:
+    """An iterable whose order depends on the epoch, and whose state contains it, as those of stateful datasets do."""
+
+    def __init__(self) -> None:
+        self.epoch = self.at = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        order = random.Random(self.epoch).sample(range(6), 6)
+        while self.at < 6:
+            self.at += 1
+            yield self.epoch, order[self.at - 1]
+        self.at = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"epoch": self.epoch, "at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.epoch, self.at = state["epoch"], state["at"]
+
+
+def test_state_of_an_iterable_does_not_undo_its_set_epoch() -> None:
+    expected = [[(epoch, x) for x in random.Random(epoch).sample(range(6), 6)] for epoch in range(3)]
+    with Conveyer([Stream(ShuffledWithState())], block_size=2) as pipeline:
+        assert [list(pipeline) for _ in range(3)] == expected
+
+
+@pytest.mark.parametrize("num_done", range(6, 13))
+def test_resume_in_a_later_epoch_of_an_iterable_with_set_epoch_reads_the_rest(num_done: int) -> None:
+    one, other = (Conveyer([Stream(ShuffledWithState())], block_size=2) for _ in range(2))
+    with one, other:
+        for _ in range(num_done):
+            try:
+                one()
+            except StopIteration:
+                one.begin_next_epoch()
+                one()
+        other.load_state(json.loads(json.dumps(one.state())))
+        assert list(other) == list(one)
 
 
 def test_large_items_travel_to_the_workers_and_back() -> None:

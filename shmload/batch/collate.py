@@ -213,7 +213,7 @@ class _Columns:
         return self._rows(Rows(values, element.name), name)
 
     def _stacked_at_once(self, values: list[Any], name: str) -> Any:
-        """Return small tensors as one of their dtype; None if they are not small, or differ, or are to be delivered in another form.
+        """Return small tensors as one of their dtype; None if they are not small, or differ, or are delivered in another form.
 
         Checking each of them would take 1 us, and stacking it takes 0.1.
         """

@@ -252,7 +252,7 @@ class SeedStream:
                 sent = pin_memory(batch)  # torch's function; pinned tensors stay as they are
             if engine is None:
                 sent = sent_now(sent, self._builder.device(self.config.device))
-        if self.log.is_on:  # after what may raise an error or be interrupted, because the same batch is then taken and recorded again
+        if self.log.is_on:  # after everything that may fail, because the same batch is then taken and recorded again
             self.log.delivered(front, batch, valid=self.valid, step=self.epochs.step_number(step))
         next_step = step + 1 if self.epochs.is_uniform else self.epochs.next_step(step)
         if self.config.after_batch is not None and batch is not NOTHING:

@@ -21,8 +21,8 @@ class AsyncMap(Expanding):
     """A stage that applies a coroutine function, such as a request, to each item. Several items wait at a time; order is kept.
 
     It runs in the process that expands blocks. The thread keeps its event loop, so `fn` can reuse a client for the next item.
-    `sample_rng()` returns a generator of the item's own. What `fn` draws from random, numpy and torch after its first `await` depends
-    on the order in which requests are answered.
+    `sample_rng()` returns a generator of the item's own. What `fn` draws from random, numpy and torch after its first `await`
+    depends on the order in which requests are answered.
 
     Args:
         fn: item -> a coroutine that returns an item.

@@ -1,7 +1,7 @@
 """The file of a Cache: an SQLite database of pickled items, which all processes and runs share.
 
-A crash of the machine may lose or damage items, because writes are not synced. So each item has a checksum, and a damaged one counts
-as missing. On a full disk, items are not kept.
+A crash of the machine may lose or damage items, because writes are not synced. So each item has a checksum, and a damaged one
+counts as missing. On a full disk, items are not kept.
 """
 
 from __future__ import annotations
@@ -84,7 +84,9 @@ class ItemFile:
         except sqlite3.OperationalError:
             raise
         except sqlite3.DatabaseError as error:
-            raise OSError(f"the file of a Cache, {self._path}, is damaged ({error}): delete it, and its items are made again") from error
+            raise OSError(
+                f"the file of a Cache, {self._path}, is damaged ({error}): delete it, and its items are made again"
+            ) from error
 
 
 @functools.cache  # once for each file

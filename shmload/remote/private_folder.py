@@ -1,7 +1,7 @@
 """`PrivateFolder`: a temporary folder that is removed with its owner, an object of this process.
 
-The owner holds a lock on a file in it, of which forked workers close their copies. When the owner has exited or crashed, the lock is
-free, and the next owner that creates a private folder removes all unlocked ones.
+The owner holds a lock on a file in it, of which forked workers close their copies. When the owner has exited or crashed, the lock
+is free, and the next owner that creates a private folder removes all unlocked ones.
 
 The folder is renamed before its files are removed. From then on, nothing can be created in it, because other threads and workers
 open its files by their old paths. They must not create the folder again (`recreates=False` of `Cache`).

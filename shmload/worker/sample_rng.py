@@ -141,7 +141,7 @@ _threads = _Threads()
 
 
 @dataclass
-class _Part:
+class _TaskPart:
     """A part of a sample that one of several tasks makes while others wait."""
 
     begun: object  # identifies the sample, as `CurrentReading.begun`
@@ -149,7 +149,7 @@ class _Part:
     rng: np.random.Generator | None = None
 
 
-_part: ContextVar[_Part | None] = ContextVar("shmload_part", default=None)
+_part: ContextVar[_TaskPart | None] = ContextVar("shmload_part", default=None)
 
 
 def begin_part(number: int) -> None:
@@ -160,7 +160,7 @@ def begin_part(number: int) -> None:
     """
     reading = _threads.now.reading
     if reading is not None and reading.begun and reading.sample()[0] is not None:
-        _part.set(_Part(reading.begun, number))
+        _part.set(_TaskPart(reading.begun, number))
 
 
 _of_process = GlobalGenerators()

@@ -330,7 +330,9 @@ def test_sample_info_has_the_index_of_an_integer_key(num_workers: int) -> None:
         assert next(iter(loader))[1].tolist() == [6, -1, 2, -1, -1]
 
 
-@pytest.mark.parametrize("pair", [("1", 1.0), (("a", "bc"), ("ab", "c")), (("a", ("b",)), (("a", "b"),)), ("1", ("1",)), (True, 1.0)])
+@pytest.mark.parametrize(
+    "pair", [("1", 1.0), (("a", "bc"), ("ab", "c")), (("a", ("b",)), (("a", "b"),)), ("1", ("1",)), (True, 1.0)]
+)
 def test_hashes_of_keys_differ(pair: tuple[Any, Any]) -> None:
     first, second = map(index_of, pair)
     assert first != second

@@ -475,7 +475,9 @@ def test_error_about_a_damaged_file_names_it(tmp_path: Path) -> None:
     assert read(stages) == [[2, 4]]
 
 
-def test_items_are_not_kept_on_a_full_disk(tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_items_are_not_kept_on_a_full_disk(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     connected = item_file._connected
 
     def limited(path: Path) -> sqlite3.Connection:

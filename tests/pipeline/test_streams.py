@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import random
 import os
+import random
 from collections.abc import Iterator
 from itertools import chain, count
 from pathlib import Path

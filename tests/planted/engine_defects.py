@@ -173,8 +173,8 @@ ENGINE_DEFECTS = [
         "samples are numbered from the start in each order, so a generator of sample_rng() is kept into the next order",
         "src/filler.pyx",
         Replace(
-            "        self.key, self.row, self.begun = key, row, shml_begin_sample()\n",
-            "        self.key, self.row, self.begun = key, row, self.begun + 1\n",
+            "self.begun, self._hashed = key, row, shml_begin_sample(), None\n",
+            "self.begun, self._hashed = key, row, self.begun + 1, None\n",
         ),
         ("tests/loader/test_sample_rng.py::test_worker_has_a_generator_for_each_sample",),
         modules=("filler",),

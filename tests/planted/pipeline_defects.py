@@ -272,7 +272,7 @@ PIPELINE_DEFECTS = [
     Defect(
         "B1",
         "a removed cache file is still read",
-        "Cached.item",
+        "ItemFile.read",
         Replace("self._inode", "0"),
         ("tests/pipeline/test_caching.py::test_removed_cache_file_is_no_longer_read",),
     ),

@@ -50,7 +50,7 @@ from shmload.schedule.checks import own_int
 from shmload.schedule.keyed_batches import KeyedBatches
 from shmload.schedule.keyed_order import KeyedOrder
 from shmload.worker.dataset_types import DecodesBatches, DecodesSamples, Samples
-from shmload.worker.own_generators import OwnGenerators
+from shmload.worker.own_generators import OwnGenerators, make_generator_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -247,6 +247,8 @@ class ShmLoader(DataLoader[T]):
         self._has_users_sampler = not is_keyed and (sampler is not None or batch_sampler is not None)
         _ = self._config().plan  # raises at once if ragged does not fit the dataset
         self._recorder = Recorder(audit, has_indices=not isinstance(dataset, IterableDataset))
+        if self.seed_samples:
+            make_generator_of(collate_fn)
         if self.seed_samples and (own := OwnGenerators(dataset, collate_fn).unreachable):
             warnings.warn(
                 f"seed_samples cannot key these generators that the dataset keeps: {', '.join(own)}. What they draw depends on "

@@ -135,6 +135,13 @@ class OwnGenerators:
         return [_state_of(generator) for generator in self._all]
 
 
+def make_generator_of(collate_fn: Any) -> None:
+    """Let a collator of transformers make its generator, so that it can be found. It would make it in its first call."""
+    seed, make = getattr(collate_fn, "seed", None), getattr(collate_fn, "get_generator", None)
+    if seed and make is not None and getattr(collate_fn, "generator", seed) is None:
+        collate_fn.generator = make(seed)
+
+
 def separate(dataset: Any, collate_fn: Any) -> tuple[Any, Any]:
     """Return copies of a dataset and its collate_fn with generators of their own, which share everything else with the originals.
 

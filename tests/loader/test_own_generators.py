@@ -191,6 +191,29 @@ def test_generators_that_cannot_be_seeded_are_warned_about(generator: Any) -> No
     ShmLoader(dataset)
 
 
+class LazyCollator:
+    """Makes its generator in its first call, like a collator of transformers for language models with a seed."""
+
+    def __init__(self, seed: int | None) -> None:
+        self.seed, self.generator = seed, None
+
+    def get_generator(self, seed: int) -> Any:
+        return torch.Generator().manual_seed(seed)
+
+    def __call__(self, samples: list[int]) -> Any:
+        if self.seed and self.generator is None:
+            self.generator = self.get_generator(self.seed)
+        return torch.stack([torch.tensor(samples), torch.randint(1 << 40, (len(samples),), generator=self.generator)])
+
+
+@pytest.mark.parametrize(("num_workers", "backend"), [(1, "process"), (2, "process"), (2, "thread")])
+@pytest.mark.parametrize("seed", [None, 4])
+def test_collator_that_makes_its_generator_later_draws_the_same(seed: int | None, num_workers: int, backend: str) -> None:
+    expected = epochs(range(30), collate_fn=LazyCollator(seed))
+    assert len({row for epoch in expected for row in epoch}) == 12
+    assert epochs(range(30), collate_fn=LazyCollator(seed), num_workers=num_workers, backend=backend) == expected
+
+
 def test_global_generators_are_not_treated_as_own() -> None:
     dataset = Subset([0], [0])
     dataset.draw = random.random  # type: ignore[attr-defined]  # a method of the global one

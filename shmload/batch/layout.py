@@ -6,7 +6,8 @@ the fields and `nrows` alone; trainer and workers compute them in the same way.
 
 The structure of a sample (dicts, lists, tuples, named tuples around leaves) is kept as a tree of plain tuples: `("leaf", field)`,
 `("dict", keys, trees)`, `("list", trees)`, `("tuple", trees)`, `("named", class, trees)`. A tuple of fields becomes a list in the
-batch, as in torch's default collate; the batch type of a schema is used as given.
+batch, as in torch's default collate; the batch type of a schema is used as given. `("tuples only", trees)` is such a tuple where a
+list in its place would be a row.
 """
 
 from __future__ import annotations
@@ -241,7 +242,9 @@ def _tree_of(value: Any, name: str, fields: list[Field], lists_are_rows: bool) -
     if kind in (dict, tuple, list) or is_named:
         parts = value.items() if kind is dict else enumerate(value)
         trees = tuple(_tree_of(part, f"{name}.{key}" if name else str(key), fields, lists_are_rows) for key, part in parts)
-        return ("dict", tuple(value), trees) if kind is dict else ("named", kind, trees) if is_named else ("list", trees)
+        if kind is dict or is_named:
+            return ("dict", tuple(value), trees) if kind is dict else ("named", kind, trees)
+        return "tuples only" if kind is tuple and lists_are_rows else "list", trees
     fields.append(_leaf(value, name or "data"))
     return "leaf", len(fields) - 1
 
@@ -298,17 +301,23 @@ def sequence_like(like: Sequence[Any], values: list[Any]) -> Any:
         return values
 
 
-def structure(tree: tuple[Any, ...], leaves: list[Any]) -> Any:
-    """Build the structure that `Layout.tree` describes around the values of its fields, given in their order."""
+def structure(tree: tuple[Any, ...], leaves: list[Any], *, of_sample: bool = False) -> Any:
+    """Build the structure that `Layout.tree` describes around the values of its fields, given in their order.
+
+    Args:
+        tree: the structure.
+        leaves: the values.
+        of_sample: whether they are those of one sample, and not of a batch.
+    """
     kind = tree[0]
     if kind == "leaf":
         return leaves[tree[1]]
-    parts = [structure(t, leaves) for t in tree[-1]]
+    parts = [structure(t, leaves, of_sample=of_sample) for t in tree[-1]]
     if kind == "dict":
         return dict(zip(tree[1], parts, strict=True))
     if kind == "named":
         return tree[1](*parts)
-    return parts if kind == "list" else tuple(parts)
+    return tuple(parts) if kind == "tuple" or (kind == "tuples only" and of_sample) else parts
 
 
 def array_over(element: ElementType, memory: Any, shape: tuple[int, ...], offset: int = 0, *, as_tensor: bool = False) -> Any:

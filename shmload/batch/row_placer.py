@@ -123,7 +123,7 @@ class RowPlacer:
             value = rows[row, ...] if field.kind == "array" else rows[row]  # an array without dimensions stays an array
             is_number = field.kind in _OF_NUMBERS
             values.append(value.item() if is_number else value.clone() if field.kind == "tensor" else value.copy())
-        return structure(self.layout.tree, values)
+        return structure(self.layout.tree, values, of_sample=True)
 
     def out(self, row: int | slice) -> RowOut:
         """Return writable views of one row or of several: `out["image"]` is an array, `out["label"] = 3` writes through."""
@@ -216,4 +216,5 @@ def _part(tree: tuple[Any, ...], columns: Sequence[Part]) -> Part:
         return columns[number]
     if kind == "dict":
         return DictPart(tree[1], [_part(t, columns) for t in tree[2]])
-    return SequencePart((tree[1],) if kind == "named" else (tuple, list), [_part(t, columns) for t in tree[-1]])
+    kinds = (tree[1],) if kind == "named" else (tuple,) if kind == "tuples only" else (tuple, list)
+    return SequencePart(kinds, [_part(t, columns) for t in tree[-1]])

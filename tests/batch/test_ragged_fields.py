@@ -108,6 +108,16 @@ def test_tuples_are_containers_unless_they_are_named(num_workers: int) -> None:
     assert [row.tolist() for row in batch["size"]] == [[1, 2], [3, 4]]
 
 
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("tuples", [{0}, {1}, {4}, {0, 2, 4}, set(range(6))], ids=str)
+def test_lists_are_rows_also_after_a_batch_of_tuples(tuples: set[int], num_workers: int) -> None:
+    samples = [{"box": (i, 9) if i in tuples else [i, 9]} for i in range(6)]
+    with ShmLoader(Samples(samples), 2, num_workers=num_workers, ragged="list") as loader:
+        got = [[part.tolist() for part in batch["box"]] for batch in loader]
+    # the first sample of a batch decides
+    assert got == [[[i, i + 1], [9, 9]] if i in tuples else [[i, 9], [i + 1, 9]] for i in (0, 2, 4)]
+
+
 def test_mapping_of_ragged_fields_to_modes() -> None:
     samples = [{"x": np.ones(n), "d": {"y": np.ones(n)}, "z": np.ones(2)} for n in (2, 3)]
     batch = first(loader_of(samples, ragged={"x": "pad", "d.y": "jagged"}))

@@ -525,6 +525,13 @@ STATE_DEFECTS = [
     ),
     Defect(
         "N7",
+        "a worker takes a list for a tuple, although lists are rows",
+        "layout:_tree_of",
+        Replace('"tuples only" if kind is tuple and lists_are_rows else "list"', '"list"'),
+        ("tests/batch/test_ragged_fields.py::test_lists_are_rows_also_after_a_batch_of_tuples[{0}-1]",),
+    ),
+    Defect(
+        "N7",
         "a batch sampler that is changed in seed mode is ignored",
         "ShmLoader.__iter__",
         omit("self._check_batch_sampler()"),

@@ -47,11 +47,12 @@ cdef class WorkerRing:
     `end_row` of `nrows`, `nchunks`, `epoch`, `step`, whether the order `is_pickled`, and whether it `is_packed` (then one chunk is
     the whole batch).
 
-    `index` keys the random numbers of the sample begun last (see `index_of` of twister.pyx), and `begun` a number that is unique in this process (0 before the first sample of the
-    claim). While one sample is being read, `key` and `row` are those of the sample; otherwise they are None and -1.
+    `index` keys the random numbers of the sample begun last (see `index_of` of twister.pyx), and `begun` is a number that is unique
+    in this process (0 before the first sample of the claim). While one sample is being read, `key` and `row` are those of the
+    sample; otherwise they are None and -1.
 
-    If `is_held_up` is set, `claim` returns False until the trainer has handled the failure of the last claim. If the trainer orders
-    that batch again, it is claimed first.
+    If `awaits_repair` is set, `claim` returns False until the trainer has ordered the failed batch of the last claim again, which is
+    then claimed first, or has dropped it.
     """
 
     cdef shml_ring _ring
@@ -70,7 +71,7 @@ cdef class WorkerRing:
     cdef readonly object key
     cdef readonly int row
     cdef readonly int64_t begun
-    cdef public bint is_held_up
+    cdef public bint awaits_repair
 
     def __cinit__(self, control, uint32_t worker_id):
         cdef shml_header *header = <shml_header *><uintptr_t>control.address
@@ -177,13 +178,13 @@ cdef class WorkerRing:
         if self._is_claimed:
             raise RuntimeError("the worker already has a claim: finish it before the next one")
         cdef int found
-        if self.is_held_up:
+        if self.awaits_repair:
             found = shml_take_failed(&self._ring, self.worker_id, self.epoch, self.step, &self._claim)
             if found < 0:
                 found = shml_take_earlier(&self._ring, self.worker_id, self.epoch, self.step, &self._claim)
                 if not found:
                     return False
-            self.is_held_up = False
+            self.awaits_repair = False
             if found:
                 self._read_claim()
                 return True

@@ -21,7 +21,7 @@ cdef class LocalRing:
     cdef object _pid
     cdef uint32_t _threads_per_worker, _num_cpus
     cdef int _delivering  # the slot leased last, until its batch is counted; -1 if none is
-    cdef uint32_t _most_fillers  # most workers that may fill one batch together, by the newest order
+    cdef uint32_t _max_workers_per_batch  # that may fill one batch together, by the newest order
     cdef readonly int num_slots, num_workers
 
     def __cinit__(self, control, *, uint32_t num_slots, uint32_t num_workers, uint64_t order_capacity,
@@ -41,7 +41,7 @@ cdef class LocalRing:
         self._threads_per_worker = max(threads_per_worker, 1)
         self._num_cpus = num_cpus
         self._delivering = -1
-        self._most_fillers = 1
+        self._max_workers_per_batch = 1
         shml_create(&self._ring, <void *><uintptr_t>control.address, num_slots, num_workers, order_capacity,
                     text_capacity, layout_capacity)
         self._ring.header.is_static = is_static
@@ -150,7 +150,7 @@ cdef class LocalRing:
 
     @cython.critical_section
     def state(self, int slot):
-        """Return the slot's private state: FREE, HELD, ORDERED, LEASED, DRAINING, PARKED, or 6 if it has pending copies."""
+        """Return the slot's private state: FREE, HELD, ORDERED, LEASED, DRAINING, PARKED or PENDING_COPIES."""
         self._slot(slot)
         self._collect()
         return self._local_ring.places[slot].state
@@ -293,7 +293,7 @@ cdef class LocalRing:
         if self._shared is not None:
             return shml_share_lendable(&self._shared._share)
         cdef uint32_t num_usable = self._local_ring.num_usable
-        cdef uint32_t num_kept = (<uint32_t>self._ring.header.num_wanted + self._most_fillers - 1) // self._most_fillers
+        cdef uint32_t num_kept = (<uint32_t>self._ring.header.num_wanted + self._max_workers_per_batch - 1) // self._max_workers_per_batch
         return max(num_usable + 1 - min(max(num_kept, 1), num_usable), min(num_usable, <uint32_t>2))
 
     @property

@@ -7,23 +7,23 @@ cdef class Order:
     An iterable dataset's order has one index for each wanted sample, and all of them are the pass's shared seed.
 
     Args:
-        is_given: the indices are a batch sampler's own object, which `__getitems__` gets unchanged.
+        is_samplers_object: the indices are the object that the user's batch sampler has yielded, which `__getitems__` gets unchanged.
     """
 
     cdef public int64_t epoch, step
     cdef public object indices  # an int64 array, or a sequence of a sampler's keys
     cdef public int worker, slot
-    cdef public bint is_given
+    cdef public bint is_samplers_object
     cdef public object origins  # for each row after bad samples: (its original row, substitutes tried); None without bad samples
     cdef public object ordered  # the indices before bad samples were replaced; None without bad samples
 
-    def __init__(self, int64_t epoch, int64_t step, indices, int worker=SHML_ANYONE, *, bint is_given=False):
+    def __init__(self, int64_t epoch, int64_t step, indices, int worker=SHML_ANYONE, *, bint is_samplers_object=False):
         self.epoch = epoch
         self.step = step
         self.indices = indices
         self.worker = worker
         self.slot = -1
-        self.is_given = is_given
+        self.is_samplers_object = is_samplers_object
 
     def __repr__(self):
         return f"Order(epoch={self.epoch}, step={self.step}, indices={self.indices!r}, worker={self.worker}, slot={self.slot})"
@@ -97,7 +97,7 @@ cdef class OrderRing(LocalRing):
         cdef shml_place *place = &self._local_ring.places[slot]
         record.nrows = nrows
         record.nchunks = nchunks
-        self._most_fillers = 1 if is_packed or reserved >= 0 else max(nrows, <uint32_t>1)
+        self._max_workers_per_batch = 1 if is_packed or reserved >= 0 else max(nrows, <uint32_t>1)
         record.form = SHML_FORM_PACKED if is_packed else SHML_FORM_ROWS
         record.generation = self._ring.header.generation
         record.ordered_ns = shml_now_ns()
@@ -131,7 +131,7 @@ cdef class OrderRing(LocalRing):
         """
         self._guard()
         self._collect()
-        if order.is_given or not self._has_free() or type(order.indices) is not ndarray:
+        if order.is_samplers_object or not self._has_free() or type(order.indices) is not ndarray:
             return 0
         cdef int slot = self._local_ring.free_list[self._local_ring.num_free - 1]
         cdef shml_slot *record = &self._ring.slots[slot]

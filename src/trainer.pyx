@@ -45,13 +45,14 @@ FILLING = 0   # a chunk is unclaimed or being filled
 READY = 1     # every row is in place
 FAILED = 2    # a chunk ended in an error, or was given up because it crashed its workers or took too long
 REPACK = 3    # its samples do not have one shape, so it must be ordered again as one packed chunk
-# Results of `state`; it is 6 for a slot with pending copies, which stats readers see as leased.
+# Results of `state`. Stats readers see a slot with pending copies as leased.
 FREE = SHML_FREE
 HELD = SHML_HELD
 ORDERED = SHML_ORDERED
 LEASED = SHML_LEASED
 DRAINING = SHML_DRAINING
 PARKED = SHML_PARKED
+PENDING_COPIES = SHML_PENDING_COPIES
 MAX_WORKERS = SHML_MAX_WORKERS
 ANYONE = SHML_ANYONE
 ANY_SLOT = SHML_ANY_SLOT

@@ -31,7 +31,7 @@ class WorkerRing:
     key: object
     row: int
     begun: int
-    is_held_up: bool
+    awaits_repair: bool
     def __new__(cls, control: Mapping, worker_id: int) -> WorkerRing: ...
     def announce(self, begun_ns: int = 0) -> None: ...
     @property

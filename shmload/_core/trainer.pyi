@@ -19,6 +19,7 @@ ORDERED: int
 LEASED: int
 DRAINING: int
 PARKED: int
+PENDING_COPIES: int
 REPORT_ROUND: int
 REPORT_ENDED: int
 REPORT_EPOCH: int
@@ -43,11 +44,11 @@ class Order:
     indices: Sequence[Any] | NDArray[Any]
     worker: int
     slot: int
-    is_given: bool
+    is_samplers_object: bool
     origins: list[tuple[int, int]] | None
     ordered: Sequence[Any] | NDArray[Any] | None
     def __init__(
-        self, epoch: int, step: int, indices: Sequence[Any] | NDArray[Any], worker: int = -1, *, is_given: bool = False
+        self, epoch: int, step: int, indices: Sequence[Any] | NDArray[Any], worker: int = -1, *, is_samplers_object: bool = False
     ) -> None: ...
     @property
     def nrows(self) -> int: ...

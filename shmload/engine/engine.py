@@ -44,7 +44,7 @@ from shmload.processes.interrupts import interrupts_held
 from shmload.shm import fork_copies
 from shmload.worker.failure import Failure
 from shmload.worker.job import Job, PeerRing
-from shmload.worker.note import AFRESH, END, NO_NEWS, Note, load_note
+from shmload.worker.note import AFRESH, ENDED, NO_NEWS, Note, load_note
 from shmload.worker.pool import STOP_GRACE_S, PreparedWorkers
 
 WAIT_S = 0.02  # longest sleep until the next check for deaths, and for a batch whose doorbell was not rung
@@ -281,7 +281,7 @@ class Engine:
                     if found == READY:
                         return order, None
                     if found != FILLING:
-                        outcome = self._settle(order, found)
+                        outcome = self._reorder_or_fail(order, found)
                         if outcome is None:
                             continue
                         return order, outcome
@@ -331,7 +331,7 @@ class Engine:
         """
         slot = order.slot
         dumped = self._ring.note(slot) if self._has_notes else b""
-        if dumped[:1] == END:
+        if dumped[:1] == ENDED:
             self._ring.free(slot)
             self._queue.remove(order)
             return Outcome(order, NOTHING, load_note(dumped, None))
@@ -408,7 +408,7 @@ class Engine:
         """Return the end of the warning of `CopyOut`: the lines that hold slots, or how to record them."""
         return "; shmload.debug.enable() records where they were taken" if self.holders is None else str(self.holders)
 
-    def _settle(self, order: Order, found: int) -> Outcome | None:
+    def _reorder_or_fail(self, order: Order, found: int) -> Outcome | None:
         """Order a batch again that was not written, and return None; or return its outcome if there will be no batch.
 
         Args:

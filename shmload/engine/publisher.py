@@ -67,7 +67,7 @@ class Publisher:
         """Publish an order of any kind in a slot that is held, or again in the slot that it already has."""
         indices, is_pickled = order.indices, False
         raw: Any = None
-        if isinstance(indices, np.ndarray) and not order.is_given:
+        if isinstance(indices, np.ndarray) and not order.is_samplers_object:
             raw = indices
         elif type(indices) is list and set(map(type, indices)) <= {int}:
             with suppress(OverflowError):

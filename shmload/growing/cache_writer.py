@@ -180,7 +180,7 @@ class CacheWriter(AtomicWriter):
             self._is_due = True
             try:
                 file.finish()
-                self._reserved_file.settle()
+                self._reserved_file.write_overflow()
                 take = partial(next_generation, self._control)
                 self._generation = wait_for_room(lambda: self._folder.evicting(take, for_file=True), self._timeout_s)
             except BaseException as error:
@@ -249,7 +249,7 @@ class CacheWriter(AtomicWriter):
 
 
 class _ReservedFile(os.PathLike[str]):
-    """A reservation that a TFRecordWriter writes like a file. Bytes beyond its end are kept in memory until `settle` finds room."""
+    """A reservation that a TFRecordWriter writes like a file. Bytes beyond its end stay in memory until `write_overflow`."""
 
     def __init__(self, owner: CacheWriter, reservation: Reservation) -> None:
         self._owner, self._reservation = owner, reservation
@@ -275,7 +275,7 @@ class _ReservedFile(os.PathLike[str]):
         """Return the size of the whole file in bytes."""
         return self.nbytes + len(self._late)
 
-    def settle(self) -> None:
+    def write_overflow(self) -> None:
         """Reserve room for the bytes in memory, and write them.
 
         Raises:

@@ -96,7 +96,7 @@ class InlineReader:
         is_empty = order.nrows == 0  # a batch sampler may yield an empty list
         while order.nrows or is_empty:
             indices = order.indices
-            if isinstance(indices, np.ndarray) and not order.is_given:
+            if isinstance(indices, np.ndarray) and not order.is_samplers_object:
                 keys = indices.tolist()
             else:
                 keys = list(indices) if hasattr(indices, "__len__") else [indices]
@@ -162,7 +162,7 @@ class InlineReader:
     def _read_samples(self, keys: list[Any], order: Order) -> Any:
         """Return the samples as a list, or what the dataset's `__getitems__` returns for them."""
         job, given = self._job, order.indices
-        if isinstance(given, list | np.ndarray) and not order.is_given:
+        if isinstance(given, list | np.ndarray) and not order.is_samplers_object:
             given = keys
         if not keys:
             return job.dataset.__getitems__(given) if job.plan.has_getitems else []

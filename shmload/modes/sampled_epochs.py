@@ -73,7 +73,7 @@ class SampledEpochs:
             return None
         if not self._auto_collation:
             return Order(epoch, step, [keys])
-        return Order(epoch, step, keys, is_given=not sampler_pass.batches.is_sliced)
+        return Order(epoch, step, keys, is_samplers_object=not sampler_pass.batches.is_sliced)
 
     def reached(self, epoch: int, step: int) -> None:
         """Drop the epoch's batches before that step."""

@@ -41,7 +41,7 @@ from shmload.schedule.permutation import MAX_N
 from shmload.torch_names import pin_memory
 from shmload.worker.failure import stop_iteration_error
 
-END = object()  # returned by `take` after an epoch's last batch, so that a StopIteration from `take` can only be the user's
+EPOCH_END = object()  # returned by `take` after an epoch's last batch, so that a StopIteration from `take` can only be the user's
 
 
 @dataclass
@@ -81,7 +81,7 @@ class SeedIterator:
                     if watch is not None:
                         watch.asked()
                     batch = self._stream.take(self.place, watch)
-                    if batch is END and not self.place.is_over:  # only one of several threads records the end
+                    if batch is EPOCH_END and not self.place.is_over:  # only one of several threads records the end
                         self.place.is_over = True
                         self._stream.log.ended(self.place.epoch, self._stream.epochs.step_number(self.place.step))
                 finally:
@@ -90,7 +90,7 @@ class SeedIterator:
             number = self._stream.epochs.step_number(step)
             source = f"the dataset, collate_fn or sampler (epoch {self.place.epoch}, batch {number})"
             raise stop_iteration_error(error, source) from error
-        if batch is END:
+        if batch is EPOCH_END:
             if watch is not None:
                 watch.end(is_complete=True)
             raise StopIteration
@@ -198,7 +198,7 @@ class SeedStream:
             engine.leave_pass()
 
     def take(self, place: BatchPlace, watch: EpochWatch | None) -> Any:
-        """Return the batch at a place and advance the place, also past a failed batch; END after the epoch's last batch.
+        """Return the batch at a place and advance the place, also past a failed batch; EPOCH_END after the epoch's last batch.
 
         The place is advanced last. An interrupt before that loses nothing because the same batch is taken again.
         """
@@ -223,7 +223,7 @@ class SeedStream:
             if front is None or (front.epoch, front.step) != (epoch, step):
                 front = self._order_from(engine, epoch, step)
         if front is None:
-            return END
+            return EPOCH_END
         if engine is None:
             try:
                 batch = reader.read(front)

@@ -138,8 +138,8 @@ class TorchInlineIterator(TorchPass, SingleProcessIterator):
         while True:
             keys = self._next_index()
             step = self._sampler_iter.num_taken - 1
-            is_given = self._auto_collation and not self._sampler_iter.is_sliced
-            order = Order(self._pass, step, keys if self._auto_collation else [keys], is_given=is_given)
+            is_samplers_object = self._auto_collation and not self._sampler_iter.is_sliced
+            order = Order(self._pass, step, keys if self._auto_collation else [keys], is_samplers_object=is_samplers_object)
             batch = self._reader.read(order)
             if batch is not NOTHING:
                 self._order = order

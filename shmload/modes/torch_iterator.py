@@ -130,7 +130,7 @@ class TorchIterator(TorchPass):
             log.warning("%s", why)
         self._batches = reader.batches()
         self._is_round_robin = self._in_order  # as long as no iterator has ended
-        self._is_given = self._auto_collation and not reader.is_sliced
+        self._is_samplers_object = self._auto_collation and not reader.is_sliced
         last = None if first_iter else self.progress
         passes = self._passes
         self.progress = passes.progress = PassProgress(
@@ -203,7 +203,7 @@ class TorchIterator(TorchPass):
         if self._dataset_kind == DatasetKind.Iterable:
             index = [self._shared_seed or 0] * len(index) if self._auto_collation else self._shared_seed or 0
         keys = index if self._auto_collation else [index]
-        engine.submit(Order(self._pass, self._num_sent, keys, worker, is_given=self._is_given))
+        engine.submit(Order(self._pass, self._num_sent, keys, worker, is_samplers_object=self._is_samplers_object))
         self._num_active[worker] += 1
         self._num_sent += 1
 

@@ -21,7 +21,7 @@ it neither imports Ray (except to pickle the dataset at the start) nor unpickles
                       worker_proxy.py        sends one claim to an actor, and writes the reply into the ring
                       status_line.py         shows on the terminal what the agent waits for
     in an actor       worker_actor.py        the worker's own `WorkerLoop` over a ring of one slot in private memory, whose
-                                             trainer is a few lines that grant every request (local_ring.py)
+                                             trainer is a few lines that grant every request (actor_ring.py)
                       sample_timer.py        ends the actor if a sample takes too long
     in several        messages.py            the messages between agent and actors
                       version_check.py       compares the package versions of nodes

@@ -1,4 +1,4 @@
-"""The Ray actor: it runs a worker's loop over a private ring of one slot (local_ring.py), once for each task.
+"""The Ray actor: it runs a worker's loop over a private ring of one slot (actor_ring.py), once for each task.
 
 The agent sends a `Task` to an actor, which returns a `Reply`.
 """
@@ -21,7 +21,7 @@ from shmload._core.trainer import FAILED
 from shmload.batch.layout import Layout
 from shmload.batch.row_placer import RowPlacer
 from shmload.ray import life_lock
-from shmload.ray.local_ring import Borrowed, LocalRing, private_memory
+from shmload.ray.actor_ring import ActorRing, Borrowed, private_memory
 from shmload.ray.messages import ActorSetting, ActorStarted, Reply, Task
 from shmload.ray.sample_timer import SampleTimer, store_failure
 from shmload.ray.version_check import versions
@@ -30,7 +30,7 @@ from shmload.shm.segment import open_segment
 from shmload.worker.failure import Failure
 from shmload.worker.job import Job
 from shmload.worker.loop import WorkerLoop
-from shmload.worker.note import END, load_note
+from shmload.worker.note import ENDED, load_note
 from shmload.worker.process import set_up
 
 READ_ONLY = (
@@ -63,7 +63,7 @@ class WorkerActor:
         self._equal: dict[bytes, bool] = {}  # text of a layout -> whether it equals this actor's layout
         self._segments: dict[str, Mapping] = {}  # segments of the trainer's ring, by path
         self._used: dict[int, str] = {}  # slot of the trainer's ring -> its last known segment
-        self._local_ring = LocalRing(link.worker_id, text_capacity=setting.text_capacity, layout_capacity=setting.layout_capacity)
+        self._actor_ring = ActorRing(link.worker_id, text_capacity=setting.text_capacity, layout_capacity=setting.layout_capacity)
         sys.path += [path for path in setting.paths if path not in sys.path and os.path.isdir(path)]
 
     def start(self, parcel: Sequence[Any]) -> ActorStarted:
@@ -86,22 +86,22 @@ class WorkerActor:
         except Exception as error:
             failure = Failure.of(error, f"in DataLoader worker process {link.worker_id}", "")
         self._loop = WorkerLoop(
-            self._local_ring.ring,
+            self._actor_ring.ring,
             job,
-            ready=self._local_ring,
-            orders=self._local_ring,
-            grants=self._local_ring,
-            open_memory=self._local_ring.open,
+            ready=self._actor_ring,
+            orders=self._actor_ring,
+            grants=self._actor_ring,
+            open_memory=self._actor_ring.open,
             source=source,
             snapshots=snapshots,
             init_failure=failure,
         )
         self._place = (_node_id(), os.getpid())
         if (rows := job.plan.rows) is not None:  # the dataset declares its rows, and the trainer has settled the same layout
-            self._local_ring.settle(rows.dumps())
+            self._actor_ring.accept_layout(rows.dumps())
         self._sample_timer: SampleTimer | None = None
         if (limit_s := self._setting.sample_timeout_s) is not None:
-            self._sample_timer = SampleTimer(self._local_ring.trainer, link.worker_id, limit_s, store_failure)
+            self._sample_timer = SampleTimer(self._actor_ring.trainer, link.worker_id, limit_s, store_failure)
             threading.Thread(target=self._sample_timer.watch, daemon=True).start()
         return ActorStarted(self._place, socket.gethostname(), versions())
 
@@ -110,32 +110,32 @@ class WorkerActor:
 
         The payload of the reply aliases the slot of the local ring, and is valid until the next task.
         """
-        local_ring, ring = self._local_ring, self._local_ring.trainer
-        worker_id = local_ring.ring.worker_id
+        actor_ring, ring = self._actor_ring, self._actor_ring.trainer
+        worker_id = actor_ring.ring.worker_id
         raw, is_pickled = _part(task)
         before = ring.worker(worker_id)
         if self._sample_timer is not None:
             self._sample_timer.begin(task)
         options: dict[str, Any] = {"is_pickled": is_pickled, "is_packed": task.is_packed, "is_suspect": task.is_suspect}
-        local_ring.order(raw, self._borrowed(task), epoch=task.epoch, step=task.step, nrows=task.end - task.first, **options)
+        actor_ring.order(raw, self._borrowed(task), epoch=task.epoch, step=task.step, nrows=task.end - task.first, **options)
         self._loop.work()
         after = ring.worker(worker_id)
         counted = {name: int(after[name]) - int(before[name]) for name in ("num_foreign", "num_irregular")}
         if ring.look(0) == FAILED and (text := ring.failure(0)[1]):
             said = Failure.loads(text).worker  # the worker's note, which the agent dumps again for the trainer's ring
-            error = _shifted(text, task.first, local_ring.ring.text_capacity // (2 if said else 1) - 64)
-            return self._outcome(ERROR, error=error, note=(_snapshot(said, local_ring), False) if said else None)
+            error = _shifted(text, task.first, actor_ring.ring.text_capacity // (2 if said else 1) - 64)
+            return self._outcome(ERROR, error=error, note=(_snapshot(said, actor_ring), False) if said else None)
         dumped = ring.note(0)
-        if dumped[:1] == END:
-            return self._outcome(DONE, note=(_snapshot(dumped, local_ring), True))
-        note = (_snapshot(dumped, local_ring), False) if dumped else None
-        if used := local_ring.lease():
-            return self._outcome(DONE, payload=local_ring.payload(used), note=note, **counted)
-        layout = local_ring.layout
+        if dumped[:1] == ENDED:
+            return self._outcome(DONE, note=(_snapshot(dumped, actor_ring), True))
+        note = (_snapshot(dumped, actor_ring), False) if dumped else None
+        if used := actor_ring.lease():
+            return self._outcome(DONE, payload=actor_ring.payload(used), note=note, **counted)
+        layout = actor_ring.layout
         assert layout is not None
         row_nbytes = tuple(field.row_nbytes for field in layout.fields)
-        payload = local_ring.payload(layout.nbytes(local_ring.nrows))
-        if local_ring.is_borrowed:
+        payload = actor_ring.payload(layout.nbytes(actor_ring.nrows))
+        if actor_ring.is_borrowed:
             return self._outcome(DONE, row_nbytes=row_nbytes, note=note, num_written=payload.nbytes, **counted)
         return self._outcome(DONE, payload=payload, row_nbytes=row_nbytes, note=note, **counted)
 
@@ -164,9 +164,9 @@ class WorkerActor:
 
     def _has_our_layout(self, text: bytes) -> bool:
         if text not in self._equal:
-            if self._local_ring.layout is None:  # it is not known yet
+            if self._actor_ring.layout is None:  # it is not known yet
                 return False
-            self._equal[text] = same_layout(self._local_ring.ring.layout_text, text)
+            self._equal[text] = same_layout(self._actor_ring.ring.layout_text, text)
         return self._equal[text]
 
     def pack_rows(self, made: Reply, nrows: int) -> Reply:
@@ -186,7 +186,7 @@ class WorkerActor:
         return self._outcome(DONE, payload=payload, num_foreign=packed.num_foreign)
 
     def _outcome(self, own: int, **made: Any) -> Reply:
-        text = self._local_ring.ring.layout_text if self._local_ring.trainer.has_layout else None
+        text = self._actor_ring.ring.layout_text if self._actor_ring.trainer.has_layout else None
         return Reply(own, layout=text, place=self._place, **made)
 
 
@@ -199,8 +199,8 @@ def _part(task: Task) -> tuple[bytes, bool]:
     return pickling.dumps(list(pickle.loads(task.order))[task.first : task.end]), True  # pickled by the trainer
 
 
-def _snapshot(dumped: bytes, local_ring: LocalRing) -> bytes:
-    note = load_note(dumped, lambda at, nbytes: local_ring.payload(nbytes, at).tobytes())
+def _snapshot(dumped: bytes, actor_ring: ActorRing) -> bytes:
+    note = load_note(dumped, lambda at, nbytes: actor_ring.payload(nbytes, at).tobytes())
     assert note is not None
     return note.snapshot
 

@@ -88,11 +88,11 @@ class WorkerProxy:
             if outcome.note is not None and (note := self._note(outcome.note, ring.text_capacity // 2, 0)) is not None:
                 error = Failure.with_worker(error, note)
             ring.write_error(error)
-            ring.is_held_up = self._actors.repeats_in_order
+            ring.awaits_repair = self._actors.repeats_in_order
             return ERROR
         if outcome.note is not None and outcome.note[1]:  # the iterator has ended without a batch
             return self._send_note(outcome.note)
-        if not ring.is_packed and not ring.has_layout and not self._memory.settle(outcome.layout or b""):
+        if not ring.is_packed and not ring.has_layout and not self._memory.agree_on_layout(outcome.layout or b""):
             return VOID
         if outcome.num_written:
             return DONE if outcome.note is None else self._send_note(outcome.note)

@@ -21,7 +21,7 @@ from typing import Any, Literal, NamedTuple
 from shmload.schedule.units import Units
 from shmload.worker.failure import stop_iteration_error
 from shmload.worker.item_stages import BufferedShuffle
-from shmload.worker.stage_engine import DROP, END, Each, Expanding, Handler, StageContext, group_stages, run_stages
+from shmload.worker.stage_engine import DROP, PASS_END, Each, Expanding, Handler, StageContext, group_stages, run_stages
 
 
 class SamplePlace(NamedTuple):
@@ -52,7 +52,7 @@ class SampleContext(StageContext):
         error = _located(error, stage, self.place)
         if handler is None:
             raise error
-        return DROP if handler(error) else END
+        return DROP if handler(error) else PASS_END
 
     def placed(self, items: Iterable[Any]) -> Iterator[Any]:
         """Yield items, and set `place` to each item's own key and URL before it is yielded, or to None if it has none."""

@@ -51,11 +51,11 @@ def without_copies() -> Iterator[None]:
 def release_copied() -> int:
     """Drop the references of forks whose children have copied or ended. Return the number of forks whose children have not."""
     for fork in _unsettled.copy():
-        _settle(fork, 0)
+        _await_child_copy(fork, 0)
     return len(_unsettled)
 
 
-def _settle(fork: _Fork, timeout_s: float) -> None:
+def _await_child_copy(fork: _Fork, timeout_s: float) -> None:
     poll = select.poll()
     poll.register(fork.reader, select.POLLIN)
     if poll.poll(timeout_s * 1000):  # nothing is ever written, so this is the end of the file
@@ -84,7 +84,7 @@ def _in_parent() -> None:
     if fork is not None:
         _unsettled.append(fork)
         os.close(fork.writer)
-        _settle(fork, GRACE_S)
+        _await_child_copy(fork, GRACE_S)
 
 
 def _in_child() -> None:

@@ -34,7 +34,7 @@ from shmload.storage.room_wait import T, wait_for_room
 
 __all__ = ["BudgetedFolder", "FolderStatistics"]
 
-Order = Callable[[Iterator[PublishedFile]], Iterable[PublishedFile]]
+EvictionOrder = Callable[[Iterator[PublishedFile]], Iterable[PublishedFile]]
 """Maps the unleased files, oldest first, to those that may be evicted, in the order of eviction."""
 
 _CONTROL_NBYTES = 4096  # approximate disk space of a lease or a control file
@@ -117,7 +117,7 @@ class BudgetedFolder:
         *,
         adopts: bool = False,
         durable: bool = False,
-        order: Order | None = None,
+        order: EvictionOrder | None = None,
         spares_new: bool = False,
         recreates: bool = True,
         spare_nbytes: int = 0,
@@ -128,7 +128,7 @@ class BudgetedFolder:
         self.capacity_bytes = int(capacity_bytes)
         self.adopts = adopts
         self.durable = durable
-        self.order: Order = order or iter  # the oldest first
+        self.order: EvictionOrder = order or iter  # the oldest first
         self.spares_new = spares_new
         self.recreates = recreates
         self.spare_nbytes = spare_nbytes
@@ -154,7 +154,9 @@ class BudgetedFolder:
         assert isinstance(made, Reservation)
         return made
 
-    def obtain(self, name: str, nbytes: int, *, timeout_s: float | None = None, order: Order | None = None) -> Lease | Reservation:
+    def obtain(
+        self, name: str, nbytes: int, *, timeout_s: float | None = None, order: EvictionOrder | None = None
+    ) -> Lease | Reservation:
         """Lease a file; if it does not exist, reserve room to write it.
 
         If several processes ask for a file that does not exist, one gets the reservation and the others wait for its publication.
@@ -279,7 +281,7 @@ class BudgetedFolder:
         """End leases. A lease refers to this method, and so keeps this object and its session alive."""
         session.let_go(inos)
 
-    def _obtain(self, name: str | None, nbytes: int, timeout_s: float | None, order: Order) -> Lease | Reservation:
+    def _obtain(self, name: str | None, nbytes: int, timeout_s: float | None, order: EvictionOrder) -> Lease | Reservation:
         self._check_budget(nbytes)
         session = self._session()
         temporary = name or f"{os.getpid()}-{secrets.token_hex(4)}"
@@ -304,7 +306,7 @@ class BudgetedFolder:
 
         return wait_for_room(obtain_once, timeout_s)
 
-    def _reserved(self, session: Session, file: FileLock, name: str, nbytes: int, order: Order) -> Reservation:
+    def _reserved(self, session: Session, file: FileLock, name: str, nbytes: int, order: EvictionOrder) -> Reservation:
         """Return the reservation of a new file, after its blocks are allocated.
 
         Raises:
@@ -368,7 +370,7 @@ class BudgetedFolder:
             if kept.ino not in leased:
                 yield kept
 
-    def _make_room(self, session: Session, ledger: Ledger, nbytes: int, order: Order, *, for_file: bool = False) -> None:
+    def _make_room(self, session: Session, ledger: Ledger, nbytes: int, order: EvictionOrder, *, for_file: bool = False) -> None:
         """Evict files until `nbytes` more fit, or raise CacheFull and evict nothing. Requires the folder's lock."""
         excess = ledger.nbytes + nbytes - self.capacity_bytes
         if excess <= 0:
@@ -401,7 +403,7 @@ class BudgetedFolder:
         unlink(f"{self.path}/{kept.name}")
         ledger.remove(kept.name)
 
-    def _allocate(self, fd: int, start: int, nbytes: int, order: Order) -> None:
+    def _allocate(self, fd: int, start: int, nbytes: int, order: EvictionOrder) -> None:
         """Allocate a file's blocks, so that later writes cannot meet a full disk. Evict if the disk is smaller than the budget."""
         if not nbytes:
             return
@@ -412,7 +414,7 @@ class BudgetedFolder:
         self.evicting(allocate, nbytes, order, for_file=True)
 
     def evicting(
-        self, write: Callable[[], T], nbytes: int = _CONTROL_NBYTES, order: Order | None = None, *, for_file: bool = False
+        self, write: Callable[[], T], nbytes: int = _CONTROL_NBYTES, order: EvictionOrder | None = None, *, for_file: bool = False
     ) -> T:
         """Call `write` and return its result. While the disk is full, evict unleased files and call it again.
 
@@ -438,7 +440,7 @@ class BudgetedFolder:
                         f"leased or mapped: free some space, or make the budget smaller"
                     ) from error
 
-    def free_disk(self, nbytes: int, order: Order | None = None, *, for_file: bool = False) -> bool:
+    def free_disk(self, nbytes: int, order: EvictionOrder | None = None, *, for_file: bool = False) -> bool:
         """Evict unleased files regardless of the budget, until `nbytes` are free or none is left.
 
         Files that a process has mapped stay, because their blocks are freed only after the last mapping.

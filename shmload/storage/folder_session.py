@@ -81,13 +81,13 @@ class Session:
                 with self.ledger.locked():
                     yield self.ledger
         finally:
-            self._settle()
+            self._run_queued()
 
     def let_go(self, inos: tuple[int, ...]) -> None:
         """End leases, now or when the lock is released. Has no effect in a forked child."""
         if self.pid == os.getpid():
             self._dropped.append(inos)
-            self._settle()
+            self._run_queued()
 
     def sweep(self) -> None:
         """Remove files of dead writers. Requires the folder's lock."""
@@ -119,9 +119,9 @@ class Session:
         """Release everything that this process holds, now or when the lock is released. Has no effect in a forked child."""
         if self.pid == os.getpid():
             self.is_closed = True
-            self._settle()
+            self._run_queued()
 
-    def _settle(self) -> None:
+    def _run_queued(self) -> None:
         """Perform queued work, unless a thread holds the lock: it will perform the work when it releases the lock."""
         while (self._dropped or (self.is_closed and self._is_open)) and self._lock.acquire(blocking=False):
             try:

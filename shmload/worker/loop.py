@@ -193,7 +193,7 @@ class WorkerLoop:
             if self._job.tolerates_bad_samples and not isinstance(error, RingTooSmall):
                 failure = failure._replace(rows=self._reader.bad_rows())
                 # in torch mode, random streams continue from batch to batch, so the next order must wait for this one's repair
-                self._ring.is_held_up = self._job.seed is None and bool(failure.rows)
+                self._ring.awaits_repair = self._job.seed is None and bool(failure.rows)
             if self._snapshots is not None:
                 failure = failure._replace(worker=self._note_of_failed(self._snapshots))
                 if failure.rows:  # the trainer drops the snapshot if it orders the good samples again
@@ -230,7 +230,7 @@ class WorkerLoop:
         if ring.nchunks == 1 and self._num_misfits >= MISFITS_MAX:
             return self._fill_packed(keys, [])
         if not collates_as_shipped():
-            return self._ask_repack(keys, []) if ring.has_layout or self._memory.settle(b"") else VOID
+            return self._ask_repack(keys, []) if ring.has_layout or self._memory.agree_on_layout(b"") else VOID
         reader = self._reader
         if reader.reads_all:
             return self._place_all(reader.many(keys, first, end))
@@ -253,8 +253,8 @@ class WorkerLoop:
         """Write the samples of `__getitems__` or of the threads into the claimed rows; if they do not fit there, pack the batch."""
         ring = self._ring
         samples = samples_in(batch)
-        if not ring.has_layout:  # the slot gets its memory with the layout, so settle that first
-            is_settled = self._memory.find_layout(samples[0], self._plan.ragged) if samples else self._memory.settle(b"")
+        if not ring.has_layout:  # the slot gets its memory with the layout, so agree_on_layout that first
+            is_settled = self._memory.find_layout(samples[0], self._plan.ragged) if samples else self._memory.agree_on_layout(b"")
             if not is_settled:
                 return VOID
         if ring.is_packed_only or not samples or len(samples) != ring.end_row - ring.first_row:

@@ -31,7 +31,7 @@ class Note(NamedTuple):
     has_ended: bool
 
 
-END = bytes([_ENDED])  # the first byte of a note that has no batch, and no part in a payload
+ENDED = bytes([_ENDED])  # the first byte of a note that has no batch, and no part in a payload
 
 NO_NEWS = Note(SAME, has_ended=False)  # the snapshot has not changed, and the iterator has not ended
 
@@ -56,7 +56,7 @@ def load_note(dumped: bytes, payload_bytes: Callable[[int, int], bytes] | None) 
 
     Args:
         dumped: the result of `dump_note`.
-        payload_bytes: (offset, nbytes) -> that part of the payload; may be None if the note begins with END.
+        payload_bytes: (offset, nbytes) -> that part of the payload; may be None if the note begins with ENDED.
     """
     if dumped == _NO_NEWS:
         return NO_NEWS

@@ -198,7 +198,7 @@ class SlotMemory:
         return at
 
     def find_layout(self, sample: Any, ragged: Ragged | None) -> bool:
-        """Derive the layout from the first sample, and settle it. Return False if the batch is no longer wanted.
+        """Derive the layout from the first sample, and agree_on_layout it. Return False if the batch is no longer wanted.
 
         Args:
             sample: the sample.
@@ -208,9 +208,9 @@ class SlotMemory:
             text = layout_of_sample(sample, lists_are_rows=ragged is not None and ragged.lists_are_rows).dumps()
         except (NotFixedError, pickle.PicklingError, AttributeError):
             text = b""
-        return self.settle(text)
+        return self.agree_on_layout(text)
 
-    def settle(self, text: bytes) -> bool:
+    def agree_on_layout(self, text: bytes) -> bool:
         """Propose a layout until this or another worker's is settled. Return False if the batch is no longer wanted.
 
         Args:

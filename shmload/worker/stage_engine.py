@@ -18,7 +18,7 @@ from shmload.worker.failure import Failure, stop_iteration_error
 
 Handler = Callable[[Exception], bool]  # True leaves the failed item out, False ends the items
 DROP = object()  # replaces an item that is left out
-END = object()  # replaces an item that ends the pass
+PASS_END = object()  # replaces an item that ends the pass
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ def _mapped(items: Iterator[Any], stages: Sequence[Each], context: StageContext)
                 item = context.failed(error, stage.name, stage.handler)
             if item is DROP:
                 continue
-            if item is END:
+            if item is PASS_END:
                 return
         yield item
 

@@ -17,7 +17,7 @@ from shmload import Jagged, Padded, SampleError, ShmLoader
 from shmload._core.filler import WorkerRing
 from shmload._core.trainer import TrainerRing, control_nbytes, live_leases
 from shmload.engine.ring_memory import RingMemory
-from shmload.ray.local_ring import private_memory
+from shmload.ray.actor_ring import private_memory
 from tests.batch.ragged_kit import Opaque, Samples, assert_same, reference
 from tests.growing.growing_kit import wait_until
 

@@ -273,10 +273,10 @@ def test_fork_that_two_threads_settle_at_once_is_settled_once(monkeypatch: pytes
 
     def close_later(fd: int) -> None:
         monkeypatch.setattr(private_fds, "close", close)
-        fork_copies._settle(fork, 0)  # by another thread, between the two steps of this one
+        fork_copies._await_child_copy(fork, 0)  # by another thread, between the two steps of this one
         close(fd)
 
     monkeypatch.setattr(private_fds, "close", close_later)
-    fork_copies._settle(fork, 0)
+    fork_copies._await_child_copy(fork, 0)
     assert fork_copies.release_copied() == 0
     assert not private_fds.is_kept(fork.reader)

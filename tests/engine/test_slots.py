@@ -16,7 +16,7 @@ from shmload._core.mapping import Mapping, give_back_pages
 from shmload._core.trainer import FREE, PARKED, TrainerRing, control_nbytes
 from shmload.engine.ring_memory import RingMemory
 from shmload.engine.tuning import autotune
-from shmload.ray.local_ring import LocalRing
+from shmload.ray.actor_ring import ActorRing
 from shmload.shm.segment_group import SegmentGroup
 from tests.engine.tuning_kit import change, engine_of
 
@@ -256,7 +256,7 @@ def engine_parts() -> Any:
 
 @pytest.mark.parametrize("row", [0, 65_535, 65_536, 69_999])
 def test_current_row_of_a_worker_is_known_in_a_large_chunk(row: int) -> None:
-    ring = LocalRing(0, text_capacity=64, layout_capacity=64)
+    ring = ActorRing(0, text_capacity=64, layout_capacity=64)
     options: dict[str, Any] = {"nrows": 70_000, "is_pickled": False, "is_packed": True}
     ring.order(np.arange(70_000).tobytes(), None, epoch=0, step=0, **options)
     ring.ring.begin_row(row, row)

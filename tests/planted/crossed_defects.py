@@ -61,7 +61,7 @@ CROSSED_DEFECTS = [
         "N1",
         "`__getitems__` gets a list in place of the batch sampler's own object without workers",
         "InlineReader._read_samples",
-        Replace("isinstance(given, list | np.ndarray) and not order.is_given", "True"),
+        Replace("isinstance(given, list | np.ndarray) and not order.is_samplers_object", "True"),
         ("tests/behaviour/test_keys.py::test_getitems_makes_the_empty_batches_too[0-tuple-skip]",),
     ),
     Defect(

@@ -425,7 +425,7 @@ DEFECTS = [
     Defect(
         "R6",
         "rows of a dead actor are read at once again",
-        "LocalRing.order",
+        "ActorRing.order",
         Replace("is_suspect", "False"),
         ("tests/ray/test_decoder.py::test_rows_that_killed_an_actor_are_then_read_one_by_one[AtOnce]",),
     ),

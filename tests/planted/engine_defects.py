@@ -96,7 +96,7 @@ ENGINE_DEFECTS = [
     Defect(
         "N8",
         "batches ordered as rows before packing was chosen all wait until each is next",
-        "Engine._settle",
+        "Engine._reorder_or_fail",
         Replace("self._publisher.is_packed", "False"),
         (
             "tests/batch/test_ragged_fields.py::test_batches_ordered_before_text_was_detected_are_read_by_several_workers",
@@ -121,7 +121,7 @@ ENGINE_DEFECTS = [
         "N9",
         "a program that keeps its last batches leaves a single slot for all workers",
         "src/local_ring.pxi",
-        Replace("(<uint32_t>self._ring.header.num_wanted + self._most_fillers - 1) // self._most_fillers", "1"),
+        Replace("(<uint32_t>self._ring.header.num_wanted + self._max_workers_per_batch - 1) // self._max_workers_per_batch", "1"),
         ("tests/engine/test_copy_out.py::test_kept_batches_leave_each_worker_a_slot[9]",),
         modules=("trainer",),
     ),

@@ -140,7 +140,7 @@ STATE_DEFECTS = [
     Defect(
         "R2",
         "a worker's snapshot after a batch of skipped samples is ignored",
-        "Engine._settle",
+        "Engine._reorder_or_fail",
         Replace("Outcome(order, NOTHING, note)", "Outcome(order, NOTHING, None)"),
         (f"{TORCH}worker_continues_after_its_failed_batch[skip-small]",),
     ),
@@ -148,7 +148,7 @@ STATE_DEFECTS = [
         "R2",
         "a worker reads on before its bad batch is ordered again",
         "WorkerLoop._report",
-        omit("self._ring.is_held_up = self._job.seed is None and bool(failure.rows)"),
+        omit("self._ring.awaits_repair = self._job.seed is None and bool(failure.rows)"),
         ("tests/loader/test_policies.py::test_draws_after_a_bad_sample_in_torch_mode_do_not_depend_on_prefetching",),
     ),
     Defect(
@@ -503,14 +503,14 @@ STATE_DEFECTS = [
         "N7",
         "in seed mode, an array of a user's batch sampler reaches workers as int64",
         "SampledEpochs.order",
-        Replace("is_given=not sampler_pass.batches.is_sliced", "is_given=False"),
+        Replace("is_samplers_object=not sampler_pass.batches.is_sliced", "is_samplers_object=False"),
         ("tests/behaviour/test_keys.py::test_arrays_of_a_batch_sampler_reach_the_dataset_in_seed_mode[float64-1-process-Keys]",),
     ),
     Defect(
         "N7",
         "in seed mode without workers, keys in an array of a user's batch sampler become ints",
         "InlineReader._read_good",
-        Replace("isinstance(indices, np.ndarray) and not order.is_given", "isinstance(indices, np.ndarray)"),
+        Replace("isinstance(indices, np.ndarray) and not order.is_samplers_object", "isinstance(indices, np.ndarray)"),
         ("tests/behaviour/test_keys.py::test_arrays_of_a_batch_sampler_reach_the_dataset_in_seed_mode[int32-0-process-Keys]",),
     ),
     Defect(

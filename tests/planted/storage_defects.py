@@ -476,7 +476,7 @@ STORAGE_DEFECTS = [
         "S4",
         "a folder closes while a thread holds its lock",
         "Session.close",
-        Replace("self._settle", "self._end"),
+        Replace("self._run_queued", "self._end"),
         (f"{FOLDER}test_close_waits_until_the_lock_is_free",),
     ),
     Defect(

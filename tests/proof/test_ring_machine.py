@@ -395,7 +395,7 @@ class RingMachine(RuleBasedStateMachine):
         assert ring.finish(model.words[chunk]) == must_ring
         self.encountered["rung" if must_ring else "not rung"] += model.is_final()
         if self.is_static and how == "error, and waits":
-            ring.is_held_up = True
+            ring.awaits_repair = True
             self.waiting_for[worker] = slot, model.order, ring.epoch, ring.step
         self.after_finish(slot, ring)
 

@@ -279,7 +279,7 @@ def writer(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def slot_of(worker: Any, segment: Segment, offset: int = 0, nbytes: int = NBYTES // 2, number: int = 0) -> Slot:
-    return Slot(number, segment.path, offset, nbytes, worker._local_ring.layout.dumps())
+    return Slot(number, segment.path, offset, nbytes, worker._actor_ring.layout.dumps())
 
 
 def written(worker: Any, slot: Slot, keys: list[int]) -> Any:

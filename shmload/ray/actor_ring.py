@@ -1,6 +1,6 @@
 """A ring of one slot in an actor's private memory, with the trainer's half of the protocol.
 
-A `WorkerLoop` needs a ring, doorbells and a trainer. `LocalRing` is all of them: when the loop rings a bell to propose a layout or
+A `WorkerLoop` needs a ring, doorbells and a trainer. `ActorRing` is all of them: when the loop rings a bell to propose a layout or
 to request more memory, `post` grants the request before it returns.
 """
 
@@ -23,7 +23,7 @@ ORDER_CAPACITY = 4096  # bytes of the ring's area for an order; larger orders ge
 _ORDER = "order"
 
 
-class LocalRing:
+class ActorRing:
     """The ring, its memory, and all of its bells in one object.
 
     Args:
@@ -66,7 +66,7 @@ class LocalRing:
         ring = self.trainer
         text = ring.proposal
         if text is not None:
-            self.settle(text)
+            self.accept_layout(text)
         if ring.needy() >= 0:
             self._make_room(int(ring.need_nbytes(0) * GROWTH))
             ring.grant(0)
@@ -77,7 +77,7 @@ class LocalRing:
 
     # ------------------------------------------------------------ the trainer's half
 
-    def settle(self, text: bytes) -> None:
+    def accept_layout(self, text: bytes) -> None:
         """Accept a layout, given as bytes. Empty bytes mean that the samples do not have one shape, so batches are packed."""
         self.layout = Layout.loads(text) if text else None
         if self.layout is not None:
@@ -166,7 +166,7 @@ class LocalRing:
 
 def private_memory(nbytes: int) -> Mapping:
     """Return memory that no other process can see, filled with zeros, as a Mapping."""
-    fd = os.memfd_create("shmload-local_ring")
+    fd = os.memfd_create("shmload-actor_ring")
     try:
         os.ftruncate(fd, nbytes)
         return Mapping(fd, nbytes)

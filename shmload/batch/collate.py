@@ -185,10 +185,12 @@ class _Columns:
 
         Others become a list.
         """
-        from torch.utils.data import default_collate
+        import torch
 
         try:
-            return self._packer.node(default_collate(values))
+            if isinstance(values[0], np.ndarray):  # in a worker, torch's collate would keep the first one's dtype
+                return self._packer.node(torch.stack([torch.as_tensor(value) for value in values]))
+            return self._packer.node(torch.utils.data.default_collate(values))
         except (TypeError, ValueError, RuntimeError, OverflowError, AttributeError):  # the last one only in workers
             return self._list(values, name)
 

@@ -399,6 +399,7 @@ AS_TORCH: dict[str, list[Any]] = {
     "uint8, then int8": [np.full(2, 200, np.uint8), np.full(2, -1, np.int8)],
     "bool, then int": [np.ones(2, bool), np.full(2, 7)],
     "0-d arrays of two dtypes": [np.array(1), np.array(0.5)],
+    "0-d array, then floats": [np.array(6), 7.5, np.array(8), np.float32(0.5)],
     "tensors of two dtypes": [torch.ones(2, dtype=torch.int32), torch.full((2,), 0.5)],
     "bfloat16, then float16": [torch.ones(2, dtype=torch.bfloat16), torch.ones(2, dtype=torch.float16)],
     "array, then tensor": [np.ones(2), torch.ones(2)],

@@ -21,6 +21,7 @@ cdef extern from "Python.h":
 
 import hashlib
 import pickle
+from array import array
 from operator import index as as_int
 
 cdef enum:  # generators, as bits
@@ -66,17 +67,31 @@ cpdef int64_t index_of(object key) except? -1:
 
 
 def _encoded(key):
-    """Return bytes that differ for keys that differ. Arrays, tensors and tuples have those of the list of their items."""
+    """Return bytes that differ for keys that differ. A numpy scalar has those of the Python value, and a tuple those of the list."""
     if hasattr(key, "tolist"):
+        if getattr(key, "ndim", 0) and (plain := _plain_array(key)) is not None:
+            return b"a" + f"{plain.dtype.str}{plain.shape}".encode() + plain.tobytes()
         key = key.tolist()
     if isinstance(key, str):
         return b"s" + key.encode("utf-8", "surrogatepass")
     if isinstance(key, (list, tuple)):
+        if key and set(map(type, key)) == {int} and -(1 << 63) <= min(key) and max(key) < 1 << 63:
+            return b"i" + array("q", key).tobytes()
         parts = list(map(_encoded, key))
         return b"l" + b"".join([b"%d:" % len(part) + part for part in parts])
     if type(key) in (int, float, bool):
         return b"n" + repr(key).encode()
     return b"p" + pickle.dumps(key, 5)
+
+
+def _plain_array(key):
+    """Return an array or a tensor as an array of numbers, because a list of them takes long to make; None if that is not possible."""
+    import numpy as np
+    try:
+        plain = np.asarray(key)
+    except Exception:  # a tensor of a type that numpy lacks
+        return None
+    return None if plain.dtype.hasobject else plain
 
 
 def seeded(list keys not None, isa=None):

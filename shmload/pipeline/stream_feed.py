@@ -46,6 +46,9 @@ class BlockKey(NamedTuple):
     block: int
     items: list[Any] | bytes | None
 
+    def __index__(self) -> int:
+        return self.block  # the index of the sample that a loader reads by this key
+
     def __repr__(self) -> str:
         return f"<block {self.block}>"  # in errors
 

@@ -269,11 +269,11 @@ def keyed_by(indices: Any, keys: Any) -> Iterator[None]:
         keys: their keys, in the same order.
     """
     now = _threads.now
-    now.keyed = _KeyMap(indices, keys)
+    outer, now.keyed = now.keyed, _KeyMap(indices, keys)
     try:
         yield
     finally:
-        now.keyed = None
+        now.keyed = outer
 
 
 def drew_between_samples() -> bool:

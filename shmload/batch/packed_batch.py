@@ -365,8 +365,10 @@ def _compact(value: Any, strides: tuple[int, ...], unit: int, compact: Callable[
             expected *= value.shape[axis]
     if not is_dense or math.prod(value.shape) == 0:
         return compact(value), None
-    in_elements = tuple(stride // unit for stride in strides)
-    return value, None if in_elements == c_strides(value.shape) else in_elements
+    in_c_order = c_strides(value.shape)
+    # an axis of one element may have any stride, even a negative one, which torch refuses
+    in_elements = tuple(stride // unit if stride >= 0 else c for stride, c in zip(strides, in_c_order, strict=True))
+    return value, None if in_elements == in_c_order else in_elements
 
 
 def pack(batch: Any) -> PackedBatch:

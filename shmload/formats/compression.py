@@ -207,13 +207,14 @@ class _Pieces(io.RawIOBase):
     """A file that consists of consecutive pieces."""
 
     def __init__(self, pieces: Iterator[bytes]) -> None:
-        self._pieces, self._rest = pieces, b""
+        self._pieces, self._rest = pieces, memoryview(b"")
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, out: Any) -> int:
-        self._rest = self._rest or next(self._pieces, b"")
+        if not self._rest:
+            self._rest = memoryview(next(self._pieces, b""))
         count = min(len(out), len(self._rest))
         out[:count], self._rest = self._rest[:count], self._rest[count:]
         return count

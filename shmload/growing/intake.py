@@ -14,6 +14,7 @@ import errno
 import fcntl
 import json
 import os
+import signal
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -117,6 +118,9 @@ class Intake:
         except OSError:
             return True
         try:
+            # the signal to send if a program opens the file for writing while the lease is held; the usual one, SIGIO, would end
+            # this process, and SIGURG is ignored
+            fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
             fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
             fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
             return False

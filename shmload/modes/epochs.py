@@ -62,7 +62,7 @@ class Epochs:
         self.next_step: Callable[[int], int] = lambda step: step + 1
         self.sampled = None
         if config.has_users_sampler:
-            self.sampled = SampledEpochs(config.index_sampler, config.seed or 0, auto_collation=config.auto_collation)
+            self.sampled = SampledEpochs(config)
         self.refresh(config)
 
     # ------------------------------------------------------------ the schedule
@@ -78,6 +78,7 @@ class Epochs:
         """
         self._config = config
         if self.sampled is not None:
+            self.sampled.config = config
             return False
         ranks = rank_and_world_size(config.rank, config.world_size)
         made, is_same = self._schedule, ranks == (self.rank, self._world_size)

@@ -14,11 +14,12 @@ from itertools import islice
 from typing import Any
 
 from shmload._core.trainer import Order
+from shmload.engine.config import LoaderConfig
 from shmload.errors import StateMismatch
 from shmload.modes.draw_origin import Origin, origin_of
 from shmload.modes.sampler_reader import SamplerReader, state_before
 from shmload.modes.sampler_start import SamplerStart
-from shmload.modes.torch_samplers import own_generator
+from shmload.modes.torch_samplers import described, own_generator
 from shmload.schedule import state as states
 from shmload.schedule import state_checksum
 from shmload.schedule.state import STATE_VERSION
@@ -54,14 +55,34 @@ class _SamplerPass:
 
 
 class SampledEpochs:
-    """The batches of a sampler or batch sampler, epoch by epoch. Each epoch starts the sampler again; it only goes forward."""
+    """The batches of a sampler or batch sampler, epoch by epoch. Each epoch starts the sampler again; it only goes forward.
 
-    def __init__(self, index_sampler: Any, seed: int, *, auto_collation: bool) -> None:
-        self._sampler, self._auto_collation = index_sampler, auto_collation
-        self._identity = {"version": STATE_VERSION, "mode": MODE, "seed": seed}
+    Args:
+        config: the loader's arguments.
+    Attributes:
+        config: those for the newest pass.
+    """
+
+    def __init__(self, config: LoaderConfig) -> None:
+        self.config = config
+        self._sampler, self._auto_collation = config.index_sampler, config.auto_collation
         self._passes: dict[int, _SamplerPass] = {}  # by epoch
         self._loaded_at: tuple[int, int] | None = None  # the next pass continues from there
         self._loaded: dict[str, Any] = {}  # the sampler's state there
+
+    @property
+    def _identity(self) -> dict[str, Any]:
+        """Return the fields that identify what the loader reads. The size of batches is one, because a position counts batches."""
+        config = self.config
+        return {
+            "version": STATE_VERSION,
+            "mode": MODE,
+            "seed": config.seed or 0,
+            "n": config.num_samples,
+            "batch_size": config.batch_size,
+            "drop_last": bool(config.drop_last),
+            "index_sampler": described(self._sampler),
+        }
 
     def order(self, epoch: int, step: int) -> Order | None:
         """Return the order for a batch, or None after the epoch's last batch."""

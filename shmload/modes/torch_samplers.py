@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.utils.data import DistributedSampler, SubsetRandomSampler, WeightedRandomSampler
 from torch.utils.data.sampler import BatchSampler, RandomSampler, SequentialSampler
 
 from shmload.torch_names import InfiniteConstantSampler
@@ -47,6 +48,27 @@ def is_torchs_own(index_sampler: Any) -> bool:
     """Return whether the sampler's indices depend on torch's generators alone."""
     kinds = (type(index_sampler), type(innermost(index_sampler)))
     return all(kind.__module__.startswith("torch.utils.data") for kind in kinds)
+
+
+def described(index_sampler: Any) -> str | None:
+    """Return the kind and the settings of one of torch's own samplers, by which a state recognizes it; None for another sampler."""
+    kind = type(index_sampler)
+    if kind is BatchSampler:
+        return f"BatchSampler({index_sampler.batch_size}, {index_sampler.drop_last}) of {described(index_sampler.sampler)}"
+    names = _SETTINGS.get(kind)
+    if names is None:
+        return None
+    settings = {name: getattr(index_sampler, name) for name in names}
+    return f"{kind.__name__}({', '.join(f'{name}={value!r}' for name, value in settings.items())})"
+
+
+_SETTINGS: dict[type, tuple[str, ...]] = {
+    SequentialSampler: (),
+    RandomSampler: ("num_samples", "replacement"),
+    WeightedRandomSampler: ("num_samples", "replacement"),
+    SubsetRandomSampler: (),
+    DistributedSampler: ("num_replicas", "shuffle", "seed", "drop_last"),
+}
 
 
 def batches_of(index_sampler: Any, num_skipped: int = 0) -> Iterator[Any] | None:

@@ -9,7 +9,9 @@ A state identifies the snapshot by a digest of its shards, and can be resumed as
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from itertools import count
 from typing import Any, NamedTuple
 
 from shmload.errors import ShardCorrupt, StateMismatch, StoreError
@@ -27,6 +29,10 @@ class ShardSnapshot(NamedTuple):
     digest: str
 
 
+# number of the next loader of a dataset; ranks make the loaders that they read together in one order
+_numbers: dict[str, Iterator[int]] = defaultdict(count)
+
+
 class FollowedEpochs(EpochSnapshots[ShardSnapshot]):
     """The epochs of one loader of a followed dataset. Ranks agree through the store of torch.distributed's process group.
 
@@ -41,6 +47,8 @@ class FollowedEpochs(EpochSnapshots[ShardSnapshot]):
     def __init__(self, source: RemoteSource, world_size: int = 1) -> None:
         super().__init__()
         self._source, self.world_size = source, world_size
+        self._number = next(_numbers[source.url]) if world_size > 1 else 0
+        self._num_restarts = 0
 
     def settle(self, epoch: int, *, is_ahead: bool) -> ShardSnapshot:
         """Return an epoch's snapshot, settled by the first rank that asks for it.
@@ -66,7 +74,7 @@ class FollowedEpochs(EpochSnapshots[ShardSnapshot]):
                 f"{self._source.url}: {self.world_size} ranks follow this dataset and have to agree on what an epoch reads: call "
                 "torch.distributed.init_process_group() before the first batch, or read it without follow=True"
             )
-        key, said = f"shmload/followed/{self._source.url}/{epoch}", f"{ours.n} {ours.digest}"
+        key, said = f"shmload/followed/{self._source.url}/{self._number}/{self._num_restarts}/{epoch}", f"{ours.n} {ours.digest}"
         n, digest = bytes(store.compare_set(key, "", said)).decode().split()
         agreed = ShardSnapshot(int(n), digest)
         if agreed != ours and agreed not in _snapshots_of(manifest := self._source.follow()):
@@ -83,6 +91,7 @@ class FollowedEpochs(EpochSnapshots[ShardSnapshot]):
 
     def restart(self, epoch: int) -> None:
         """Begin an epoch whose state names no snapshot. Forget all snapshots that were settled before the state was loaded."""
+        self._num_restarts += 1
         self._snapshots, self._begun, self._unsettled = {}, epoch - 1, -1
 
     def resume(self, named: Mapping[str, Any], epoch: int) -> None:
@@ -98,6 +107,7 @@ class FollowedEpochs(EpochSnapshots[ShardSnapshot]):
                 f"{self._source.url}: the state is of a snapshot, {named!r:.100}, that the {manifest.num_samples} samples there do "
                 "not begin with: they were packed again since. Resume with the dataset that the state was saved with"
             )
+        self._num_restarts += 1
         self._read_from(epoch, found)
 
 

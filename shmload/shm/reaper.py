@@ -28,14 +28,15 @@ from shmload.shm.names import SHM_DIR, process_stem
 
 log = logging.getLogger("shmload")
 
-# $0 is the process's stem. Each line names a board or a worker. Signals of a terminal or of an orderly shutdown must not end the
-# shell before its work is done. A worker's start time is the 20th word after its name, which is in brackets and may contain spaces.
+# $0 is the process's stem. Each line names a board or a worker, or is "bye": everything was removed, and names that appear from
+# then on belong to the process's next shell. Signals of a terminal or of an orderly shutdown must not end the shell before its work
+# is done. A worker's start time is the 20th word after its name, which is in brackets and may contain spaces.
 # -ef: by the time the lock is granted, a board that was opened may belong to an earlier meeting.
 _SCRIPT = f"""trap '' INT TERM HUP QUIT
 boards= workers=' '
 while read -r kind word; do
   case $kind in
-    bye) boards= workers=' ' ;;
+    bye) exit ;;
     board) boards="$boards $word" ;;
     watched) workers="$workers$word " ;;
     gone) case $workers in *" $word "*) workers="${{workers%%" $word "*}} ${{workers#*" $word "}}" ;; esac ;;

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shmload import ShmLoader
 from shmload._core.trainer import Order
 from shmload.audit.audit_file import AuditLog
 from shmload.tools.audit.findings import AuditReport
@@ -53,6 +54,20 @@ def test_lost_batch_is_missing(folder: Path) -> None:
     report = verdict_after(folder, lose)
     assert (1, {"missing"}) == (report.status, kinds(report))
     assert f"epoch 0: positions 28-31 never came: steps 3 of rank 1; step 3 holds samples {names[0]}" in texts(report, "missing")
+
+
+@pytest.mark.parametrize("n", [4 * 4, 4 * 4 + 3])
+def test_lost_last_batch_is_missing_although_drop_last_leaves_some_out(n: int, tmp_path: Path) -> None:
+    """In torch mode, only the number of samples that came says how many batches there were."""
+    with ShmLoader(range(n), batch_size=4, shuffle=True, drop_last=True, audit=tmp_path) as loader:
+        assert len(list(loader)) == 4
+    assert verdict_of(tmp_path).verdict.startswith("proven")
+
+    def lose_the_last(logs: list[AuditLog]) -> None:
+        (log,) = logs
+        del log.records[max(number for number, _ in batches_of(log, 0))]
+
+    assert kinds(verdict_after(tmp_path, lose_the_last)) == {"missing"}
 
 
 def test_repeated_batch_is_reported_with_both_positions(folder: Path) -> None:

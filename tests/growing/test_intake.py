@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -220,3 +221,24 @@ def test_any_flipped_byte_is_found(tmp_path_factory: Any, sizes: list[int], data
     flip(path, data.draw(st.integers(0, path.stat().st_size - 1)))
     with pytest.raises(ShardCorrupt, match=str(path)):
         count_records(str(path))
+
+
+def test_look_at_a_file_that_another_program_opens_survives(tmp_path: Path) -> None:
+    """The signal for a broken lease would end the process; so it did within the first hundred looks."""
+    path = tmp_path / "x.tfrecord"
+    path.write_bytes(b"x")
+    writer = os.fork()
+    if not writer:
+        while True:
+            os.close(os.open(path, os.O_WRONLY | os.O_APPEND))
+    looker = os.fork()
+    if not looker:
+        taker = Intake(tmp_path / "known.json")
+        for _ in range(20_000):
+            taker.is_being_written(path, path.stat())
+        os._exit(0)
+    try:
+        assert os.waitstatus_to_exitcode(os.waitpid(looker, 0)[1]) == 0
+    finally:
+        os.kill(writer, signal.SIGKILL)
+        os.waitpid(writer, 0)

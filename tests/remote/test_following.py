@@ -133,10 +133,23 @@ def test_all_ranks_use_the_snapshot_of_the_first_one(tmp_path: Path, monkeypatch
     assert two.snapshot(1).n == one.snapshot(1).n == 50
 
 
+def test_later_loader_of_all_ranks_agrees_on_a_snapshot_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An epoch of another loader, or of this one before a state was loaded, may have read fewer samples."""
+    store = torch.distributed.HashStore()
+    monkeypatch.setattr("shmload.torch_names.default_store", lambda: store)
+    grow(tmp_path, 0, 20)
+    one, other = (FollowedEpochs(RemoteDataset.from_urls(str(tmp_path))._source, 2) for _ in range(2))
+    assert one.snapshot(0).n == 20
+    grow(tmp_path, 20, 50)
+    assert other.snapshot(0).n == 50
+    one.restart(0)
+    assert one.snapshot(0).n == 50
+
+
 def test_rank_with_a_different_dataset_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     grow(tmp_path, 0, 20)
     ranks = Ranks(tmp_path, monkeypatch)
-    ranks.store.set(f"shmload/followed/{tmp_path}/0", "20 0123456789abcdef")
+    ranks.store.set(f"shmload/followed/{tmp_path}/0/0/0", "20 0123456789abcdef")
     with pytest.raises(
         ShardCorrupt, match=r"another rank reads 20 samples in epoch 0, which this dataset of 20 does not begin with"
     ):

@@ -10,10 +10,18 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import BatchSampler, RandomSampler, Sampler, SubsetRandomSampler, WeightedRandomSampler
+from torch.utils.data import (
+    BatchSampler,
+    DistributedSampler,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
 
-from shmload import ShmLoader
+from shmload import ShmLoader, StateMismatch
 
 DATA = list(range(24))
 
@@ -132,3 +140,57 @@ def test_state_with_every_generator_has_the_documented_size() -> None:
     with ShmLoader(DATA, batch_size=4, sampler=sampler, generator=torch.Generator()) as loader:
         next(iter(loader))
         assert len(json.dumps(loader.state_dict())) <= 18 * 1024
+
+
+def random_batches(batch_size: int) -> Any:
+    return BatchSampler(RandomSampler(range(40)), batch_size, False)
+
+
+SAVED: dict[str, dict[str, Any]] = {
+    "random": {"batch_size": 4, "sampler": RandomSampler(range(40))},
+    "own": {"batch_size": 4, "sampler": list(range(40))},
+    "batches": {"batch_sampler": random_batches(4)},
+    "distributed": {"batch_size": 4, "sampler": DistributedSampler(range(40), 2, 0)},
+}
+
+
+@pytest.mark.parametrize("seed", [None, 5], ids=["torch mode", "seed mode"])
+@pytest.mark.parametrize(
+    ("saved", "changed"),
+    [
+        ("random", {"batch_size": 8}),
+        ("random", {"drop_last": True}),
+        ("random", {"sampler": SequentialSampler(range(40))}),
+        ("random", {"sampler": RandomSampler(range(40), num_samples=30)}),
+        ("random", {"sampler": list(range(40))}),
+        ("own", {"batch_size": 8}),
+        ("own", {"sampler": RandomSampler(range(40))}),
+        ("batches", {"batch_sampler": random_batches(8)}),
+        ("distributed", {"sampler": DistributedSampler(range(40), 4, 0)}),
+        ("distributed", {"sampler": DistributedSampler(range(40), 2, 0, seed=3)}),
+    ],
+    ids=range(10),
+)
+def test_state_of_another_order_is_refused(saved: str, changed: dict[str, Any], seed: int | None) -> None:
+    """A position counts batches: in another order, or with batches of another size, samples would be lost."""
+    with ShmLoader(range(40), seed=seed, **SAVED[saved]) as loader:
+        next(iter(loader))
+        state = loader.state_dict()
+        with ShmLoader(range(40), seed=seed, **{**SAVED[saved], **changed}) as other:
+            with pytest.raises(StateMismatch, match=r"batch_size: saved|drop_last: saved|index_sampler: saved|order: saved"):
+                other.load_state_dict(state)
+            assert len(list(other)) == len(other)  # unchanged
+        with ShmLoader(range(40), seed=seed, **SAVED[saved]) as other:
+            other.load_state_dict(state)
+            assert len(list(other)) == len(loader) - 1
+
+
+@pytest.mark.parametrize("seed", [None, 5], ids=["torch mode", "seed mode"])
+def test_state_of_a_longer_dataset_is_refused(seed: int | None) -> None:
+    with (
+        ShmLoader(range(40), 4, sampler=range(40), seed=seed) as loader,
+        ShmLoader(range(41), 4, sampler=range(41), seed=seed) as other,
+    ):
+        next(iter(loader))
+        with pytest.raises(StateMismatch, match="n: saved 40, now 41"):
+            other.load_state_dict(loader.state_dict())

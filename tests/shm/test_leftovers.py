@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 from time import monotonic
 
 import psutil
@@ -161,6 +162,20 @@ def test_killed_reaper_is_replaced() -> None:
     assert reaper._shell.pid != pid
     second.close()
     first.close()
+
+
+def test_ending_reaper_removes_nothing_of_the_next_group() -> None:
+    """Another thread may make a group of the same process before the shell of the last one has ended."""
+    stem = f"shmload-test-reaper-{os.getpid()}"
+    path = Path(f"/dev/shm/{stem}-next")
+    shell = subprocess.Popen(["/bin/sh", "-c", reaper._SCRIPT, stem], stdin=subprocess.PIPE)
+    assert shell.stdin is not None
+    path.touch()
+    try:
+        shell.communicate(b"bye\n")
+        assert path.exists()
+    finally:
+        path.unlink()
 
 
 def test_listing_leftovers_removes_nothing() -> None:

@@ -51,7 +51,8 @@ def spec_of(field: Any, path: str, asked: Any) -> Any:
     if is_text and extents and not isinstance(field.type, pa.BaseExtensionType):
         spec = stored, (None,) * len(extents)
         return spec if asked in (None, spec) else _refuse(field, path, asked)
-    is_permuted = getattr(field.type, "permutation", None) is not None
+    order = getattr(field.type, "permutation", None)  # of a tensor's dimensions; pyarrow also gives the usual one
+    is_permuted = order is not None and list(order) != list(range(len(order)))
     if stored is None or None in extents[1:] or is_permuted or (extents and (is_text or stored == np.bool_)):
         is_picture = pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0
         decode = f"RemoteDataset.from_urls(folder).indexed(decode={{{field.name!r}: ImageDecoder()}})"

@@ -120,7 +120,7 @@ class TFRecordWriter(AtomicWriter):
             return INTS, [value.to_bytes(8, "little", signed=True)]
         if type(value) is float and name not in self._raw:
             return FLOATS, [_float32_bytes(name, value)]
-        if isinstance(value, list | tuple) and value and isinstance(value[0], str | bytes):
+        if isinstance(value, list | tuple) and value and isinstance(value[0], str | bytes | bytearray | memoryview):
             return BYTES, [v.encode() if isinstance(v, str) else v for v in value]
         array = self._array(name, value)
         if name in self._raw:

@@ -74,17 +74,19 @@ def _judge_coverage(
     epoch: EpochReport, header: Header, by_rank: dict[int, list[Delivery]], report: AuditReport, *, is_whole: bool
 ) -> None:
     n, world = header.n, header.world_size
-    drop = (header.batch_size or 1) if header.uneven == "drop" else 0  # a batch that is left out has fewer samples than this
+    drops, batch_size = header.uneven == "drop", header.batch_size or 1
     keys = {rank: [ordered_keys(one.batch) for one in mine] for rank, mine in by_rank.items()}
     is_numeric = all(is_numeric_keys(each) for mine in keys.values() for each in mine)
     if header.order not in (None, DISTRIBUTED) or n is None or not is_numeric:
         epoch.state = "consistent"
     elif header.order is None:
         for rank, mine in keys.items():
-            _compare(f"rank {rank}, pass {epoch.epoch}", mine, n, 0, drop if is_whole else n, report)
+            _compare(f"rank {rank}, pass {epoch.epoch}", mine, n, 0, n % batch_size * drops if is_whole else n, report)
     else:
         together = [each for mine in keys.values() for each in mine]
-        left_out = (drop and world * drop + n % world) if is_whole else n
+        # the sampler pads the ranks' parts to one length, or cuts them; the loader drops the last batch of each
+        padded, cut = world * (-(-n // world) % batch_size), world * (n // world % batch_size) + n % world
+        left_out = max(padded, cut) * drops if is_whole else n
         _compare(f"pass {epoch.epoch}, all ranks together", together, n, -n % world, left_out, report)
 
 

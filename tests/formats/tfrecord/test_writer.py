@@ -12,6 +12,7 @@ import torch
 
 from shmload import SampleError
 from shmload._core.record_writer import INTS, RecordBuffer
+from shmload._core.records import example_features
 from shmload.formats import TFRecordDataset, TFRecordWriter
 
 BY_TENSORFLOW = Path(__file__).parent / "written_by_tensorflow"
@@ -177,3 +178,12 @@ def test_error_on_close_is_raised_and_keeps_the_older_file(tmp_path, what, compr
     del writer
     gc.collect()  # errors in a finalizer would be reported here
     assert (path.read_bytes(), [each.name for each in tmp_path.iterdir()]) == (b"older", ["f"])
+
+
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview, list])
+def test_lists_of_bytes_of_any_type_are_written_as_bytes(tmp_path, kind):
+    values = [b"ab", b"cd"] if kind is list else [kind(b"ab"), kind(b"cd")]
+    with TFRecordWriter(tmp_path / "x.tfrecord") as writer:
+        writer.write({"x": values})
+    (sample,) = TFRecordDataset(tmp_path / "x.tfrecord")
+    assert example_features(sample["bytes"])["x"] == [b"ab", b"cd"]

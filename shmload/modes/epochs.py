@@ -57,6 +57,7 @@ class Epochs:
         self.rank, self._world_size = 0, 1
         self._schedule: Schedule | BatchSchedule | None = None
         self.num_steps: int | None = 0
+        self._order_of_dataset: str | None = None  # identity of the order in which a dataset numbers its items
         self._block = _NO_BLOCK  # epoch, first step and indices of batches that are asked for next
         self.stride, self.is_uniform, self.grows = 1, True, False
         self.next_step: Callable[[int], int] = lambda step: step + 1
@@ -80,6 +81,7 @@ class Epochs:
         if self.sampled is not None:
             self.sampled.config = config
             return False
+        self._order_of_dataset = package_ability(config.dataset, "order_identity")
         ranks = rank_and_world_size(config.rank, config.world_size)
         made, is_same = self._schedule, ranks == (self.rank, self._world_size)
         if config.rank is None and ranks[1] > 1 and not is_same:
@@ -225,7 +227,8 @@ class Epochs:
         if self.sampled is not None:
             return self.sampled.state_dict(epoch, step, is_begun=is_begun)
         assert self._schedule is not None
-        return dict(make_state(self._schedule, epoch=epoch, step=step, children=self._schedule.children(epoch)))
+        children = self._schedule.children(epoch)
+        return dict(make_state(self._schedule, epoch=epoch, step=step, children=children, dataset=self._order_of_dataset))
 
     def load_state_dict(self, state: dict[str, Any], *, is_trusted: bool) -> tuple[int, int]:
         """Load a state. Return its (epoch, step), or the start of the next epoch if it was taken at the end of one.
@@ -238,7 +241,7 @@ class Epochs:
             epoch, step = self.sampled.load_state_dict(state, is_trusted=is_trusted)
         else:
             assert self._schedule is not None
-            epoch, step = resume(state, self._schedule)
+            epoch, step = resume(state, self._schedule, self._order_of_dataset)
             self._schedule.go_on_from(state.get("children", {}), epoch)
         if step and step >= self.end_of_all(epoch) > 0:
             return epoch + 1, 0

@@ -3,7 +3,7 @@
 A state contains:
 
     {"version", "mode": "torch", "batch_size", "drop_last", "n",    which loader it belongs to
-     "index_sampler",                                               kind and settings of its sampler, if that is torch's own
+     "index_sampler", "dataset",                                    its sampler, if that is torch's own; the dataset's own order
      "position", "is_finished",                                     batches delivered; whether the pass has ended
      "check",                                                       see schedule/state_checksum.py
      "details"}                                                     the rest, in one string (see schedule/state_codec.py):
@@ -26,6 +26,7 @@ from typing import Any
 
 from shmload.engine.config import LoaderConfig
 from shmload.errors import StateMismatch
+from shmload.introspect.abilities import package_ability
 from shmload.modes.sampler_reader import SamplerState, own_state
 from shmload.modes.torch_samplers import described, is_endless, is_torchs_own
 from shmload.schedule import state as states
@@ -38,7 +39,7 @@ TORCH_STATE_VERSION = 2  # 2 adds `generators`, `ahead`, and the seeds of a pass
 TorchState = dict[str, Any]
 OWN, SAMPLER, DATASET = "by a sampler's own state", "by a sampler", "by an iterable dataset"  # how a pass is resumed
 
-_IDENTITY = ("version", "mode", "n", "batch_size", "drop_last", "index_sampler")
+_IDENTITY = ("version", "mode", "n", "batch_size", "drop_last", "index_sampler", "dataset")
 _OUTSIDE = (*_IDENTITY, "position", "is_finished")
 _LISTS = ("beyond", "workers", "counts", "counted")
 _KINDS: dict[str, tuple[type, ...]] = {
@@ -77,6 +78,7 @@ def identity(config: LoaderConfig) -> dict[str, Any]:
         "batch_size": config.batch_size,
         "drop_last": bool(config.drop_last),
         "index_sampler": described(config.index_sampler),
+        "dataset": package_ability(config.dataset, "order_identity"),
     }
 
 

@@ -25,6 +25,7 @@ import numpy as np
 import torch
 
 from shmload.batch.packed_batch import ATOMS
+from shmload.introspect.abilities import package_ability
 from shmload.pipeline.item_file import ItemFile
 from shmload.pipeline.item_sequence import Derived, ItemSequence
 from shmload.shm import pickling
@@ -146,8 +147,9 @@ def fingerprint(sequence: ItemSequence, version: str) -> str:
     """
     made = blake2b(f"{FORMAT} {version}".encode(), digest_size=16)
     for whose, part, is_dataset in _parts(sequence):
+        identity = package_ability(part, "cache_identity")
         try:
-            _Namer(made, covers_files=is_dataset).dump(part)
+            _Namer(made, covers_files=is_dataset).dump(part if identity is None else identity())
         except Exception as error:
             raise ValueError(
                 f"{whose} contains a value that cannot be pickled ({error}), so the cache cannot tell its items from others"

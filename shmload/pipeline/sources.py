@@ -139,7 +139,8 @@ class Items(Fluent, PositionSequence):
         check_flag("Items(repeating)", repeating)
         self.items, self.n_workers = items, n_workers
         self.is_fixed = not (self.is_keyed and items.order.shuffle)
-        made_of = f"Items({name} of {n}, seed={seed}, repeating={repeating})"
+        order = package_ability(items, "order_identity")
+        made_of = f"Items({name} of {n}, seed={seed}, repeating={repeating}{f', {order}' * (order is not None)})"
         super().__init__(n, made_of, repeating=repeating, seed=seed)
         set_whole(self, "Items(seed)", "seed", 0, MAX_UINT64)
         set_whole(self, "Items(n_workers)", "n_workers", 0, MAX_WORKERS)

@@ -345,6 +345,15 @@ class RemoteUnits:
     seed: int
     program: Program
 
+    @property
+    def order_identity(self) -> str:
+        """Return a text that differs for another order of the items, so that a state of another order is refused."""
+        return f"{self.order.identity}, seed={self.seed}"
+
+    def cache_identity(self) -> Any:
+        """Return what determines the items: the shards, their order and the stages, but not where copies of shards are kept."""
+        return [(shard.url, shard.version) for shard in self.source.local.shards.all], self.order_identity, self.program
+
     def __len__(self) -> int:
         return self.program.units.count(self.order.n)
 

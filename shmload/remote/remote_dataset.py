@@ -302,6 +302,12 @@ class RemoteDataset(FluentMethods):
             raise ValueError(f"seed mode needs the k-th item of an epoch, which is unknown after {what}: leave out {what}, or seed")
         return RemoteUnits(self._source, self._ordered(), self.seed, program)
 
+    @property
+    def order_identity(self) -> str:
+        """Return a text that differs for another order of the samples, so that a state of another order is refused."""
+        way = f"window={self._source.window}" if self.shuffled else "in order"
+        return f"{way}, nodes={self.nodes}, seed={self.seed}"
+
     # ------------------------------------------------------------ reading
 
     def set_epoch(self, epoch: int) -> None:

@@ -33,6 +33,7 @@ class State(TypedDict):
     uneven: str  # how the rest is divided: "pad", "drop" or "exact"
     check: int  # state_checksum.py
     order: NotRequired[str]  # identity of the order, if it is not the plain one
+    dataset: NotRequired[str]  # identity of the dataset's own order, if it has one
     counters: NotRequired[list[int]]  # draws of a mixture so far, per member
     children: NotRequired[dict[str, Any]]  # states of members
 
@@ -89,7 +90,14 @@ def differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     return [f"{name}: saved {saved.get(name)!r}, now {value!r}" for name, value in now.items() if saved.get(name) != value]
 
 
-def make_state(schedule: Schedule | BatchSchedule, *, epoch: int, step: int, children: Mapping[str, Any] | None = None) -> State:
+def make_state(
+    schedule: Schedule | BatchSchedule,
+    *,
+    epoch: int,
+    step: int,
+    children: Mapping[str, Any] | None = None,
+    dataset: str | None = None,
+) -> State:
     """Return the state of a run that continues at (epoch, step).
 
     Args:
@@ -97,6 +105,7 @@ def make_state(schedule: Schedule | BatchSchedule, *, epoch: int, step: int, chi
         epoch: the epoch.
         step: the next step; it may be the end of the epoch.
         children: further entries, such as `AnySchedule.children` returns; None for none.
+        dataset: identity of the dataset's own order; None if its items are the same for every index.
     """
     state: dict[str, Any] = {
         "version": STATE_VERSION,
@@ -109,6 +118,8 @@ def make_state(schedule: Schedule | BatchSchedule, *, epoch: int, step: int, chi
         state["counters"] = counters
     if children is not None:
         state["children"] = dict(children)
+    if dataset is not None:
+        state["dataset"] = dataset
     return cast(State, with_checksum(state))
 
 
@@ -126,14 +137,18 @@ def check_state(state: object) -> State:
     return cast(State, head)
 
 
-def compare_state(state: State, schedule: Schedule | BatchSchedule) -> None:
+def compare_state(state: State, schedule: Schedule | BatchSchedule, dataset: str | None = None) -> None:
     """Check that `state` was saved under the order of `schedule`; the number of ranks may differ.
 
+    Args:
+        state: the state.
+        schedule: the schedule now.
+        dataset: as in `make_state`, now.
     Raises:
         StateMismatch: it was not; the message lists every differing field with both values.
     """
     now = _identity(schedule)
-    if not (differing := differences(state, {**now, "order": now.get("order")})):
+    if not (differing := differences(state, {**now, "order": now.get("order"), "dataset": dataset})):
         return
     remedy = "build the loader with the saved values, or start a new run without this state"
     if isinstance(schedule, Schedule) and 0 != state["global_batch"] != schedule.global_batch:
@@ -144,16 +159,16 @@ def compare_state(state: State, schedule: Schedule | BatchSchedule) -> None:
     raise StateMismatch(f"the state belongs to another order: {'; '.join(differing)}. Remedy: {remedy}")
 
 
-def resume(state: object, schedule: Schedule | BatchSchedule) -> tuple[int, int]:
+def resume(state: object, schedule: Schedule | BatchSchedule, dataset: str | None = None) -> tuple[int, int]:
     """Return the (epoch, step) at which a run continues under `schedule`, which may have another world size.
 
-    A state saved at the end of an epoch gives step == num_steps of that epoch.
+    A state saved at the end of an epoch gives step == num_steps of that epoch. `dataset` is as in `make_state`, now.
 
     Raises:
         StateMismatch: `state` is invalid, belongs to another order, or is between two steps.
     """
     checked = check_state(state)
-    compare_state(checked, schedule)
+    compare_state(checked, schedule, dataset)
     try:
         step = schedule.step_at(checked["position"])
     except ValueError as error:

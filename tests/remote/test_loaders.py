@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from shmload import ShmLoader
+from shmload import ShmLoader, StateMismatch
+from shmload.pipeline import Items
 from shmload.remote import RemoteDataset
 from tests.remote.remote_kit import batch_labels, concatenated, write_packed
 
@@ -214,3 +215,37 @@ def test_dataset_divided_in_another_way_is_refused_if_the_loader_divides_samples
         ShmLoader(data, batch_size=None, seed=1, rank=0, world_size=3)
     with ShmLoader(data, batch_size=None, seed=1, rank=0, world_size=3, uneven=uneven) as loader:
         assert len(loader) == len(data)
+
+
+@pytest.mark.parametrize("seed", [None, 3], ids=["torch mode", "seed mode"])
+@pytest.mark.parametrize("changed", [{"seed": 1}, {"shuffle": False}, {"window": 3}, {"cache_bytes": 10_000}], ids=str)
+def test_state_of_another_order_of_the_shards_is_refused(folder: Path, changed: dict[str, Any], seed: int | None) -> None:
+    """A state counts items, so in another order some would be lost; the room for copies of shards determines the order, too."""
+    with ShmLoader(pipeline(folder), batch_size=None, seed=seed) as loader:
+        next(iter(loader))
+        state = loader.state_dict()
+    with (
+        ShmLoader(pipeline(folder, **changed), batch_size=None, seed=seed) as other,
+        pytest.raises(StateMismatch, match=r"dataset: saved '.*', now '"),
+    ):
+        other.load_state_dict(state)
+    with ShmLoader(pipeline(folder), batch_size=None, seed=seed) as same:
+        same.load_state_dict(state)
+        assert len(list(same)) == 6
+
+
+def test_pipeline_state_of_another_order_of_the_shards_is_refused(folder: Path) -> None:
+    with Items(pipeline(folder)).conveyer() as one:
+        one()
+        state = one.state()
+    with Items(pipeline(folder, cache_bytes=10_000)).conveyer() as other, pytest.raises(StateMismatch, match="order: saved"):
+        other.load_state(state)
+
+
+@pytest.mark.parametrize("has_cache_folder", [False, True])
+def test_cached_items_of_shards_are_found_again(folder: Path, tmp_path: Path, has_cache_folder: bool) -> None:
+    """The folder with copies of shards is another one in each run, unless it is given."""
+    for _ in range(2):
+        options = {"cache_folder": tmp_path / "shards"} if has_cache_folder else {}
+        assert len(list(Items(pipeline(folder, shuffle=False, **options)).cache(tmp_path / "items"))) == 7
+    assert len(list((tmp_path / "items").glob("*.sqlite"))) == 1

@@ -10,6 +10,7 @@ Offsets are checked before they are used: nothing outside the values of a chunk 
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import prod
@@ -154,15 +155,20 @@ class TextLists:
         return found
 
 
+_FEW_NULS = 2  # at the end of a value; more are found value by value
+
+
 def _strip_nul(addresses: Indices, lengths: Indices) -> None:
     """Shorten values that end with NUL, in place."""
     left = np.flatnonzero(lengths)
-    while len(left):
+    for _ in range(_FEW_NULS):
         ends = np.empty(len(left), np.uint8)
         gather_rows(addresses[left] + lengths[left] - 1, 1, ends)
         left = left[ends == 0]
         lengths[left] -= 1
         left = left[lengths[left] > 0]
+    for row in left.tolist():  # a padded value, which may have any number of them
+        lengths[row] = len(ctypes.string_at(int(addresses[row]), int(lengths[row])).rstrip(b"\0"))
 
 
 def column_of(name: str, column: Any) -> ArrowColumn | None:

@@ -145,7 +145,12 @@ def _matching(pattern: str) -> Iterator[str]:
 
 
 def _num_hidden(path: str) -> int:
-    return sum(part.startswith((".", "_")) and part not in (".", "..") for part in path.split("/"))
+    """Return the number of hidden parts of a path, by the rule of `is_hidden`: a Hive partition such as `_year=2024` is not one."""
+    parts = [part for part in path.split("/") if part not in (".", "..")]
+    is_partition = parts[-1].startswith("_") and "=" in parts[-1] and os.path.isdir(path)
+    folders = parts if is_partition else parts[:-1]
+    hidden = [folder for folder in folders if folder.startswith(".") or (folder.startswith("_") and "=" not in folder)]
+    return len(hidden) + (not is_partition and parts[-1].startswith((".", "_")))
 
 
 def expanded(paths: Paths, kind: str, *, endings: tuple[str, ...] = (), beside: tuple[str, ...] = ()) -> list[str]:

@@ -232,3 +232,13 @@ def test_folder_removed_while_it_is_searched_is_left_out(tmp_path: Path) -> None
     assert sorted(next(walk)[1]) == ["a", "b"]
     (tmp_path / "b").rmdir()
     assert list(walk) == [(str(tmp_path / "a"), [], [])]
+
+
+@pytest.mark.parametrize("pattern", ["", "*", "*/*.tfrecord", "**/*.tfrecord"])
+def test_partition_whose_name_begins_with_an_underscore_is_data(pattern: str, tmp_path: Path) -> None:
+    for folder in ("year=2023", "_year=2024", "_temporary"):
+        (tmp_path / folder).mkdir()
+        with TFRecordWriter(tmp_path / folder / "x.tfrecord") as writer:
+            writer.write(folder.encode())
+    dataset = TFRecordDataset(str(tmp_path / pattern) if pattern else tmp_path)
+    assert sorted(bytes(sample["bytes"]) for sample in dataset) == [b"_year=2024", b"year=2023"]

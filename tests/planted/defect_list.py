@@ -50,7 +50,7 @@ DEFECTS = [
         "R2",
         "a resume starts its epoch again",
         "Epochs.load_state_dict",
-        Replace("resume(state, self._schedule)", "resume(state, self._schedule)[0], 0"),
+        Replace("resume(state, self._schedule, self._order_of_dataset)", "resume(state, self._schedule)[0], 0"),
         (
             "tests/resume/test_seed_mode.py::test_no_consumed_sample_is_read_again",
             "tests/loader/test_seed_mode.py::test_resume_continues_with_exactly_the_rest",

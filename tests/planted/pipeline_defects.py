@@ -239,6 +239,13 @@ PIPELINE_DEFECTS = [
         ("tests/pipeline/test_expanded.py::test_loader_within_a_coroutine_draws_for_its_own_samples",),
     ),
     Defect(
+        "B1",
+        "a cache key depends on the folder with copies of shards",
+        "fingerprint",
+        Replace("part if identity is None else identity()", "part"),
+        ("tests/remote/test_loaders.py::test_cached_items_of_shards_are_found_again[False]",),
+    ),
+    Defect(
         "N5",
         "a damaged item of a cache file is read",
         "ItemFile.read",

@@ -531,6 +531,27 @@ STATE_DEFECTS = [
         ("tests/batch/test_ragged_fields.py::test_lists_are_rows_also_after_a_batch_of_tuples[{0}-1]",),
     ),
     Defect(
+        "R2",
+        "a state does not say which sampler it belongs to",
+        "torch_state:identity",
+        Replace("described(config.index_sampler)", "None"),
+        ("tests/resume/test_sampler_generator.py::test_state_of_another_order_is_refused[2-torch mode]",),
+    ),
+    Defect(
+        "R2",
+        "a state does not say in which order a remote dataset numbers its items",
+        "Epochs.refresh",
+        Replace('package_ability(config.dataset, "order_identity")', "None"),
+        ("tests/remote/test_loaders.py::test_state_of_another_order_of_the_shards_is_refused[{'cache_bytes': 10000}-seed mode]",),
+    ),
+    Defect(
+        "N1",
+        "verify takes a lost last batch for what drop_last leaves out",
+        "tools.audit.passes:_judge_coverage",
+        Replace("n % batch_size * drops if is_whole else n", "batch_size * drops if is_whole else n"),
+        ("tests/audit/test_planted_defects.py::test_lost_last_batch_is_missing_although_drop_last_leaves_some_out[16]",),
+    ),
+    Defect(
         "N7",
         "a batch sampler that is changed in seed mode is ignored",
         "ShmLoader.__iter__",

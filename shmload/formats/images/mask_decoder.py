@@ -111,5 +111,7 @@ def _classes(picture: Picture) -> NDArray[Any]:
 
 def _nearest(start: float, extent: float, count: int, first: int, end: int) -> NDArray[np.intp]:
     """Return for each of `count` results the pixel at its center, within [first, end), of a side that is cut at `start`."""
-    places: NDArray[np.float64] = np.floor(start + (np.arange(count) + 0.5) * (extent / count))
+    steps = np.full(count, extent / count)
+    steps[:1] = start + steps[:1] * 0.5
+    places: NDArray[np.float64] = np.floor(np.add.accumulate(steps))  # Pillow adds up, too, so that ties fall on the same side
     return places.clip(first, end - 1).astype(np.intp)

@@ -72,6 +72,8 @@ def _npz(value: Any) -> bytes:
     arrays: dict[str, Any] = {name: np.asarray(unmasked(each)) for name, each in value.items()}
     if objects := [name for name, array in arrays.items() if array.dtype.hasobject]:
         raise ValueError(f"npz: {objects[0]!r} is an array of objects, which would be a pickle; give numbers or text")
+    if refused := arrays.keys() & {"file", "allow_pickle"}:
+        raise ValueError(f"npz: numpy's savez takes {min(refused)!r} for an argument of its own: give the array another name")
     # no allow_pickle=, which numpy before 2.2 would store as an array; members are dated 1980, so the bytes are always the same
     return _written(lambda file: np.savez(file, **arrays))
 
@@ -88,10 +90,21 @@ def _not_text(value: Any) -> bytes:
     raise TypeError(f"text is str or bytes; got {type(value).__name__}")
 
 
+def _bytes_of_floats(array: Any) -> Any:
+    """Return floats in [0, 1] as uint8, as webdataset does; other arrays unchanged."""
+    if array.dtype.kind != "f":
+        return array
+    if array.size and not (array.min() > -0.001 and array.max() < 1.001):
+        raise ValueError(f"a picture of floats needs values in [0, 1], got [{array.min()}, {array.max()}]: scale it, or use npy")
+    return (array.clip(0, 1) * 255).astype(np.uint8)
+
+
 def _encode_picture(kind: str, value: Any) -> bytes:
     from PIL import Image
 
-    picture = value if isinstance(value, Image.Image) else Image.fromarray(np.asarray(unmasked(value)))
+    picture = value if isinstance(value, Image.Image) else Image.fromarray(_bytes_of_floats(np.asarray(unmasked(value))))
+    if kind == "JPEG" and (picture.mode in ("I", "F") or picture.mode.startswith("I;16")):
+        raise ValueError(f"a JPEG has 8 bits for each value, got a picture of mode {picture.mode}: convert it to uint8, or use png")
     if kind == "JPEG" and picture.mode not in ("L", "RGB", "CMYK"):
         picture = picture.convert("RGB")
     return _written(lambda file: picture.save(file, format=kind, **({"quality": 100} if kind == "JPEG" else {})))

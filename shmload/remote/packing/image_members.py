@@ -179,7 +179,7 @@ def named_image(extension: str, value: Any, quality: int | None) -> bytes:
         from PIL import Image
 
         pixels = _pixels(straight)
-        value = Image.fromarray(straight if pixels is None else pixels)
+        value = straight if pixels is None else Image.fromarray(pixels)
     file = file_of_picture(value) if hasattr(value, "getbands") else None
     if file is not None and is_format(image_extension(file[:PEEK]), extension):
         return file  # no second generation

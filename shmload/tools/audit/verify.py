@@ -258,11 +258,12 @@ def reread(
         report: receives the findings.
         over: iterates over the batches of one loader, for example to show progress.
     """
+    skipped: list[str] = []
     for timeline in loaders:
         header, dataset = timeline.parts[0].header, made.dataset if isinstance(made, ShmLoader) else made
         length = len(dataset) if hasattr(dataset, "__len__") else None
         if length != header.n and header.order is None:
-            report.notes.append(f"--dataset has {length} samples, the record is of {header.n}: not read again")
+            skipped.append(f"--dataset has {length} samples, the record is of {header.n}: not read again")
             continue
         reader = _reader(made, header)
         whole = [one for one in timeline.batches if one.batch.num_rows and not one.batch.is_partial]
@@ -284,6 +285,7 @@ def reread(
             continue
         for one in differing:
             report.found("content", f"{one.where}: read again, its samples give bytes other than those delivered")
+    (report.notes if len(skipped) < len(loaders) else report.unjudged).extend(skipped)
 
 
 def _reader(made: Any, header: Header) -> InlineReader:

@@ -62,6 +62,14 @@ def test_resizing_takes_pillows_nearest_pixels(height: int, width: int) -> None:
     assert MaskDecoder(Resize((height, width)))(encoded(CLASSES)).tolist() == expected.tolist()
 
 
+@pytest.mark.parametrize(("size", "to"), [(512, 224), (375, 224), (224, 512), (96, 224), (189, 56)])
+def test_ties_between_two_pixels_fall_as_in_pillow(size: int, to: int) -> None:
+    """Pillow adds the step to the last place, so its rounding errors decide them."""
+    classes = np.random.default_rng(0).integers(0, 250, (size, size), np.uint8)
+    expected = np.asarray(Image.fromarray(classes).resize((to, to), Image.Resampling.NEAREST))
+    np.testing.assert_array_equal(MaskDecoder(Resize((to, to)))(encoded(classes)), expected)
+
+
 @pytest.mark.parametrize(("size", "resize"), [(8, None), (8, 26), (9, 13)])
 def test_center_crop_equals_pillows_resize_and_crop(size: int, resize: int | None) -> None:
     picture = Image.fromarray(CLASSES)

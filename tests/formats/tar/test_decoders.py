@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 import torch
 import webdataset.tenbin
+import webdataset.writer
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from PIL import Image
 
 from shmload.formats.tar import member_compression, numpy_members
 from shmload.formats.tar.decoders import Decoders
@@ -42,6 +44,33 @@ def test_arrays_are_read_back(extension: str) -> None:
     for value in (np.arange(6).reshape(2, 3).T, np.float16(3), np.empty((0, 4)), np.array(["ab"])):
         np.testing.assert_array_equal(value, decoded(extension, encode(extension, value)))
     np.testing.assert_equal({"x": np.ones(2)}, decoded("npz", encode("npz", {"x": np.ones(2)})))
+
+
+@pytest.mark.parametrize("extension", ["jpg", "png", "ppm"])
+def test_pictures_of_floats_are_scaled_as_by_webdataset(extension: str) -> None:
+    floats = np.linspace(0, 1, 64 * 48, dtype=np.float32).reshape(64, 48)
+    for picture in (floats, np.stack([floats, floats**2, 1 - floats], -1)):
+        ours = np.asarray(Image.open(io.BytesIO(encode(extension, picture))))
+        theirs = np.asarray(Image.open(io.BytesIO(webdataset.writer.default_handlers[extension](picture))))
+        np.testing.assert_array_equal(ours, theirs)
+    with pytest.raises(ValueError, match=r"a picture of floats needs values in \[0, 1\], got \[0.0, 255.0\]: scale it, or use npy"):
+        encode(extension, 255 * floats)
+
+
+@pytest.mark.parametrize("dtype", ["u2", "i4"])
+def test_picture_with_more_values_than_a_jpeg_is_refused(dtype: str) -> None:
+    with pytest.raises(
+        ValueError, match=r"a JPEG has 8 bits for each value, got a picture of mode I.*: convert it to uint8, or use png"
+    ):
+        encode("jpg", np.full((9, 9), 1000, dtype))
+
+
+@pytest.mark.parametrize("name", ["file", "allow_pickle"])
+def test_array_whose_name_numpy_would_take_for_an_argument_is_refused(name: str) -> None:
+    with pytest.raises(
+        ValueError, match=f"npz: numpy's savez takes '{name}' for an argument of its own: give the array another name"
+    ):
+        encode("npz", {"a": np.ones(2), name: np.ones(3)})
 
 
 @given(st.lists(hnp.arrays(st.sampled_from(["f4", "f8", "i1", "u2", "i8"]), hnp.array_shapes(min_dims=0, min_side=0)), max_size=3))

@@ -508,3 +508,12 @@ def test_keys_of_a_batch_have_the_order_of_its_first_sample(seed: int | None, nu
         for wanted, batch in zip(expected, loader, strict=True):
             assert str(wanted) == str(batch)
             assert list(wanted["inner"]) == list(batch["inner"])
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_axis_of_one_element_may_have_a_negative_stride(num_workers: int) -> None:
+    array = np.arange(3000.0).reshape(1, 3000)[::-1]  # as of the flip of an image's only channel
+    assert array.strides[0] < 0
+    with ShmLoader([0], 1, collate_fn=lambda _: array, num_workers=num_workers) as loader:
+        (batch,) = loader
+    np.testing.assert_array_equal(batch, array)

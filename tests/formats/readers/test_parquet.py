@@ -488,3 +488,12 @@ def test_fill_that_is_not_of_the_columns_type_is_an_error(tmp_path: Path, values
         SampleError, match=r"column 'x' is stored as .*, so fill_null=\{'x': .*\} is not a value of it .*: give one of"
     ):
         _ = dataset[0]
+
+
+def test_tensors_in_the_usual_order_of_dimensions_are_read(tmp_path: Path) -> None:
+    """pyarrow's own way to make such a column names that order, too."""
+    values = np.arange(24, dtype=np.float32).reshape(4, 2, 3)
+    column = pa.FixedShapeTensorArray.from_numpy_ndarray(values)
+    pq.write_table(pa.table({"x": column}), tmp_path / "x.parquet")
+    dataset = ParquetDataset(tmp_path / "x.parquet")
+    np.testing.assert_array_equal([dataset[i]["x"] for i in range(4)], values)

@@ -185,6 +185,7 @@ def _run(
     run_id = secrets.token_hex(8) if num_nodes == 1 else f"{master_addr}:{master_port or environment.STATIC_PORT}"
     host = Host()
     num_ranks = rank_specs.number_of_ranks(nprocs, host)
+    lost: OSError | None = None
     for num_restarts in range(max_restarts + 1):
         held = environment.held_port() if master_port is None and num_nodes == 1 else None
         port = master_port or (environment.STATIC_PORT if held is None else held.getsockname()[1])
@@ -192,11 +193,12 @@ def _run(
             master_addr or environment.LOOPBACK, port, run_id, num_nodes, node_rank, num_restarts, max_restarts
         )
         specs = rank_specs.rank_specs(place, num_ranks, host, pin=pin, logs=logs)
+        started = SpawnedRanks(partial(rank_specs.start_command, command), specs, grace_s, held)
         try:
-            started = SpawnedRanks(partial(rank_specs.start_command, command), specs, grace_s, held)
             started.run()
-            return started.lost
+            return lost or started.lost
         except RankFailed as failure:
+            lost = lost or started.lost
             if num_restarts == max_restarts:
                 raise
             said = environment.next_start(num_restarts + 2, range(num_ranks), num_ranks, num_restarts + 1, max_restarts)

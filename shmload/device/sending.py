@@ -41,6 +41,8 @@ def sent(batch: Any, device: CudaDevice, *, is_slot: bool) -> tuple[Any, list[to
             return made_sparse(layout, tensor.shape, is_coalesced, [send(part) for part in parts_of(tensor)])
         if not is_slot or tensor.layout is not torch.strided or tensor.untyped_storage().nbytes() == 0:
             return copied(tensor)
+        if tensor.is_conj() or tensor.is_neg():  # a view of its storage has neither sign
+            return copied(tensor.resolve_conj().resolve_neg())
         storage = tensor.untyped_storage()
         address = storage.data_ptr()
         if address not in wholes:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from shmload.formats import TarWriter, TFRecordWriter
 from shmload.remote import upload_cv_dataset
@@ -44,6 +45,13 @@ def test_good_files(name: str, tmp_path: Path, command: Command) -> None:
     (found,) = json.loads(done.stdout)
     expected = {"npy": 10, "Parquet": 10, "TFRecord": 6, "TFRecord, gzip": 6, "images": 2}.get(name, 5)
     assert (found["num_samples"], found["damaged"]) == (expected, [])  # of the images, two are named so
+
+
+@pytest.mark.parametrize("mode", ["I", "F"])
+def test_images_of_kinds_that_the_decoder_refuses_are_not_damaged(mode: str, tmp_path: Path, command: Command) -> None:
+    upload_cv_dataset([{"tif": Image.new(mode, (9, 9), 70_000)}] * 3, None, str(tmp_path), workers=1)
+    done = command("inspect", "--check", "--json", *tmp_path.glob("*/*.tar"))
+    assert done.exit_code == 0, done.stdout
 
 
 def test_records_after_a_damaged_one_in_another_shard_are_read(tmp_path: Path, command: Command) -> None:

@@ -184,6 +184,23 @@ def test_sparse_tensors_are_sent_by_their_parts(num_workers: int, make: Make) ->
     loader.close()
 
 
+def collated_signs(samples: list[Any]) -> Any:
+    numbers = torch.view_as_complex(torch.arange(8.0).view(4, 2))
+    return {"part": numbers.conj()[:1], "adjoint": numbers.view(2, 2).mH, "negative": numbers.conj().imag}
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_views_that_change_a_sign_are_sent_with_it(num_workers: int, make: Make) -> None:
+    device = SimulatedDevice()
+    options: dict[str, Any] = {} if num_workers else {"multiprocessing_context": None}
+    loader = make(device, collate_fn=collated_signs, num_workers=num_workers, **options)
+    batch = next(iter(loader))
+    device.run()
+    for name, expected in collated_signs([]).items():
+        assert torch.equal(expected.resolve_conj().resolve_neg(), batch[name].resolve_conj().resolve_neg()), name
+    loader.close()
+
+
 def collated_array(samples: list[Any]) -> Any:
     return np.stack([sample["x"] for sample in samples])
 

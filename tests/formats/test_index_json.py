@@ -71,3 +71,12 @@ def test_inspect_refuses_an_index_json_that_names_a_file_outside_its_folder(tmp_
 def test_inspect_of_encrypted_chunks_says_that_they_are_encrypted() -> None:
     with pytest.raises(UnsupportedIndex, match="its chunks are encrypted by fernet"):
         describe(DATA / "litdata_sealed")
+
+
+def test_index_json_whose_formats_and_values_differ_in_number_is_refused(tmp_path: Path) -> None:
+    """Values would be left out; with more values than formats, every pass would be empty."""
+    found = json.loads((DATA / "litdata" / "index.json").read_text())
+    found["config"]["data_format"] = found["config"]["data_format"][:-1]
+    (tmp_path / "index.json").write_text(json.dumps(found))
+    with pytest.raises(UnsupportedIndex, match=r"index.json: has \d+ formats for \d+ values of an item: is the file damaged"):
+        describe(tmp_path)

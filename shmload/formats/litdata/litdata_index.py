@@ -75,13 +75,17 @@ def chunk_config(index: Mapping[str, Any], where: str) -> ChunkConfig:
     if what := [name for name, is_so in refused.items() if is_so]:
         raise UnsupportedIndex(f"{where}: was written with {', '.join(what)}, which is not supported: run optimize without it")
     spec = json.loads(config["data_spec"])[1] if config.get("data_spec") else {"type": None, "children_spec": []}
+    tree, formats = _tree(spec, where), tuple(map(str, config["data_format"]))
+    if loader != TOKENS_LOADER and (num_leaves := _num_leaves(tree)) != len(formats):
+        raise UnsupportedIndex(f"{where}: has {len(formats)} formats for {num_leaves} values of an item: is the file damaged?")
     return ChunkConfig(
-        tuple(map(str, config["data_format"])),
-        _tree(spec, where),
-        loader == TOKENS_LOADER,
-        level == "sample",
-        None if sealed is None else (sealed, encryption["algorithm"]),
+        formats, tree, loader == TOKENS_LOADER, level == "sample", None if sealed is None else (sealed, encryption["algorithm"])
     )
+
+
+def _num_leaves(tree: Any) -> int:
+    parts = tree.values() if isinstance(tree, dict) else tree or ()
+    return 1 if tree is None else sum(map(_num_leaves, parts))
 
 
 def _tree(spec: Mapping[str, Any], where: str) -> Any:

@@ -121,6 +121,14 @@ class PackedParts:
     def members(self, index: int, float_images: FloatImages) -> tuple[str, Members]:
         return self.parts[int(self.part[index])].members(int(self.index[index]), float_images)
 
+    def update(self, digest: Any) -> None:
+        """Add which samples these are to a hashlib digest, and the names and labels of the files among their sources."""
+        for numbers in (self.part, self.index):
+            digest.update(np.ascontiguousarray(numbers, "<i8"))
+        for source in self.parts:
+            if isinstance(source, Files | PackedParts):
+                source.update(digest)
+
 
 PackSource = PackedSamples | Files | PackedParts  # a dataset as the packer reads it; picklable
 

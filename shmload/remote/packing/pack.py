@@ -26,7 +26,7 @@ from shmload.introspect.tables import is_table
 from shmload.loader import ShmLoader
 from shmload.remote.manifest import Manifest
 from shmload.remote.object_stream import ObjectStream, pass_over
-from shmload.remote.packing.encoded_samples import RECORD, EncodedSamples, Files, MemberCoding, PackSource, source_of
+from shmload.remote.packing.encoded_samples import RECORD, EncodedSamples, Files, MemberCoding, PackedParts, PackSource, source_of
 from shmload.remote.packing.generation import Generation, manifest_of
 from shmload.remote.packing.image_members import FloatImages, NotPixelsError
 from shmload.remote.packing.members import Serializers
@@ -221,7 +221,7 @@ class Packing:
             digest.update(b"float images npy")
         for probe in probes:
             digest.update(probe)
-        if isinstance(source, Files):
+        if isinstance(source, Files | PackedParts):
             source.update(digest)
         return digest.hexdigest()
 

@@ -92,9 +92,10 @@ class MeasuredSegment:
             "wait_mean_ms": sum(waits_s) / num_batches * 1e3,
             "wait_share": min(1.0, sum(waits_s) / self.wall_s),
             "trainer_us_per_batch": loader_cpu_s / num_batches * 1e6,
-            "trainer_s_per_gib": loader_cpu_s / self.nbytes * GIB if self.nbytes else math.nan,
             "trainer_own_ms_per_batch": (self.touch_s + self.slept_s) / num_batches * 1e3,
         }
+        if self.nbytes:
+            values["trainer_s_per_gib"] = loader_cpu_s / self.nbytes * GIB
         if self.step_s:
             values["step_efficiency"] = num_batches * self.step_s / self.wall_s
         if self.boundary_waits_s:

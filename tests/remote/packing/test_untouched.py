@@ -132,6 +132,21 @@ def test_files_of_subsets_and_chains_of_image_folders_are_copied(tmp_path: Path)
     assert {label: path.read_bytes() for label, path in wanted.items()} == files_of(tmp_path, dataset)
 
 
+def test_another_subset_of_an_image_folder_is_packed_anew(tmp_path: Path) -> None:
+    """Only eight samples are compared, and this difference is between them."""
+    paths = []
+    for number in range(20):
+        paths.append(tmp_path / f"{number:02d}.jpg")
+        Image.new("RGB", (8, 8), (number, 0, 0)).save(paths[-1])
+    folder = ImageFolder(paths, labels=list(range(20)))
+
+    def labels_of(*indices: int) -> set[int]:
+        return set(files_of(tmp_path / "packed", Subset(folder, list(indices))))
+
+    assert labels_of(*range(16)) == set(range(16))
+    assert labels_of(*range(7), 19, *range(8, 16)) == {*range(16), 19} - {7}
+
+
 class Cropped(Folder):
     def loader(self, path: str) -> Any:
         return super().loader(path).crop((0, 0, 8, 8))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import errno
 import os
 import re
 import signal
@@ -123,6 +124,8 @@ def test_one_machine_restarts_its_ranks_without_torchs_agent(monkeypatch: pytest
     places: list[list[str]] = []
 
     class Failing:
+        lost = None
+
         def __init__(self, start: Any, specs: list[RankSpec], grace_s: float, port: socket.socket) -> None:
             counts = ("TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_RUN_ID", "MASTER_PORT")
             places.append([specs[0].environ[name] for name in counts])
@@ -141,6 +144,25 @@ def test_one_machine_restarts_its_ranks_without_torchs_agent(monkeypatch: pytest
         f"failure {number}\n\nstart {number + 1}: ranks 0 to 1 of 2; {number} of 2 restarts are used up" for number in (1, 2)
     ]
     assert capsys.readouterr().err == "".join(f"shmload launch: {text}\n" for text in [*message, "failure 3"])
+
+
+def test_output_lost_by_an_earlier_start_is_reported_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    starts: list[int] = []
+
+    class FailsOnce:
+        def __init__(self, start: Any, specs: list[RankSpec], grace_s: float, port: socket.socket) -> None:
+            starts.append(len(starts))
+            self.lost = None if len(starts) > 1 else OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            port.close()
+
+        def run(self) -> None:
+            if len(starts) == 1:
+                raise RankFailed("once")
+
+    monkeypatch.setattr("shmload.launch.spawned_ranks.SpawnedRanks", FailsOnce)
+    with pytest.raises(SystemExit) as ended:
+        app(["launch", "--nprocs", "2", "--max-restarts", "2", __file__])
+    assert (ended.value.code, starts) == (74, [0, 1])
 
 
 @pytest.mark.parametrize(("options", "is_warned"), [([], True), (["--rdzv-backend", "c10d", "--rdzv-endpoint", "here:1"], False)])

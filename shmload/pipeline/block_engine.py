@@ -53,6 +53,10 @@ class BlockEngine(PipelineEngine):
         self._valid: int | None = None
         self._has_uneven = False  # whether a batch with a list in place of a tensor was reported
         self._num_empty = 0  # blocks without items since the last item
+        self._taken: list[Piece] = []  # items of the step that is being made
+        self._num_taken = 0
+        # (block, counters, the source's own state, carried states) where that step begins; None between steps
+        self._step_begin: tuple[int, list[int], str | None, list[Any]] | None = None
 
     @property
     def num_steps(self) -> int:
@@ -72,6 +76,21 @@ class BlockEngine(PipelineEngine):
     # ------------------------------------------------------------ items
 
     def advance(self) -> Any:
+        if self._step_begin is None:
+            self._step_begin = self._now()
+        try:
+            made = self._next_step()
+        except Exception:
+            self._finish_step()
+            raise
+        # after an interrupt, which is no Exception, the next call continues this step, and a state is that of its start
+        self._finish_step()
+        return made
+
+    def _finish_step(self) -> None:
+        self._taken, self._num_taken, self._step_begin = [], 0, None
+
+    def _next_step(self) -> Any:
         pieces = self._step()
         if self._is_batched and (batch := batch_of(pieces)) is not None:
             return batch
@@ -117,19 +136,17 @@ class BlockEngine(PipelineEngine):
 
     def _take(self, count: int) -> tuple[list[Piece], int]:
         """Consume `count` items, or the rest of the epoch; return them and their number."""
-        pieces: list[Piece] = []
-        num_taken = 0
-        while num_taken < count and self._has_more():
+        while self._num_taken < count and self._has_more():
             assert self._current is not None
-            stop = min(length(self._current), self._at.offset + count - num_taken)
+            stop = min(length(self._current), self._at.offset + count - self._num_taken)
             piece: Piece = (self._current, self._at.offset, stop)
             if self._tail:
                 items = self._tail(items_of([piece]), self.epoch, self._at.block, self._at.offset)
                 piece = (items, 0, stop - self._at.offset)
-            pieces.append(piece)
-            num_taken += stop - self._at.offset
+            self._taken.append(piece)
+            self._num_taken += stop - self._at.offset
             self._at.offset = stop
-        return pieces, num_taken
+        return self._taken.copy(), self._num_taken
 
     def _has_more(self) -> bool:
         """Return whether an item is left; if so, it is in the current block."""
@@ -191,16 +208,20 @@ class BlockEngine(PipelineEngine):
 
     @property
     def is_ended(self) -> bool:
-        return not self._has_more()
+        return not self._taken and not self._has_more()
 
     def end(self) -> None:
         self._is_over = self._has_begun = True
 
     @property
     def place(self) -> PipelinePlace:
-        block, counters = self._at.saved(is_over=self._is_over, is_open=self._current is not None)
-        children, own = self._tail.saved(), self.blocks.state_at(block)
+        block, counters, own, carried = self._step_begin or self._now()
+        children = self._tail.saved(carried)
         return PipelinePlace(self.epoch, block, counters, children if own is None else {**children, "source": own})
+
+    def _now(self) -> tuple[int, list[int], str | None, list[Any]]:
+        block, counters = self._at.saved(is_over=self._is_over, is_open=self._current is not None)
+        return block, counters, self.blocks.state_at(block), self._tail.carried.copy()
 
     def go(self, place: PipelinePlace) -> None:
         consumed = self._move(place)
@@ -213,6 +234,7 @@ class BlockEngine(PipelineEngine):
     def _move(self, place: PipelinePlace) -> set[int]:
         counters: Sequence[int] = place.counters or [0]
         self.epoch, self._current = place.epoch, None
+        self._finish_step()
         self._is_over, self._has_begun = False, place.position > 0 or any(counters)
         self._tail.load(place.children)
         return self._at.go(place.position, counters)

@@ -95,7 +95,7 @@ class Cached(Derived):
         kept = self._memory.get(place) if self._file is None else self._file.read(self.stream, place)
         if kept is not None:
             return pickle.loads(kept)
-        with generators_kept(), self._sample(place):
+        with generators_kept(), self._own.kept(), self._sample(place):
             item = self.below.at(place)
         try:
             made = pickling.dumps(item)

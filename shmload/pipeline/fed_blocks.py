@@ -11,6 +11,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import count
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -38,7 +39,8 @@ class BlockProgram:
 
     @cached_property
     def _own(self) -> OwnGenerators:
-        return OwnGenerators(self._source)
+        # the paths of generators are as in the program that reads blocks in order (RowProgram), and so are their numbers
+        return OwnGenerators(SimpleNamespace(_source=self._source))
 
     def __getitem__(self, key: BlockKey) -> tuple[int, Block]:
         epoch, block, _ = key
@@ -119,6 +121,7 @@ class FedBlocks:
             self._loader = self._made()
         if self._iterator is None:
             self._iterator = iter(self._loader)
+        is_passed = True
         try:
             block: Block
             self.number, block = next(self._iterator)
@@ -128,8 +131,11 @@ class FedBlocks:
                 f"shmload: a block has {self.source.size} items; sample_timeout_s is the timeout of DistributedBatchedMap"
             )
             raise
+        except BaseException as error:
+            is_passed = isinstance(error, Exception)  # after an interrupt, the block comes with the next call
+            raise
         finally:
-            self.place += 1
+            self.place += is_passed
 
     def _made(self) -> ShmLoader[Any]:
         pool = self.pool

@@ -40,6 +40,7 @@ class JoinSource(ItemSequence):
 
     def __init__(self, plans: Sequence[Plan], weights: Sequence[Any], stop: Stop, seed: int) -> None:
         self._sources: list[ItemSequence] = [plan.source for plan in plans]
+        self.parts = self._sources
         self._programs = [
             RowProgram(plan.source, [replace(stage, name=f"{stage.name} of member {number}") for stage in plan.item_stages])
             for number, plan in enumerate(plans)

@@ -67,6 +67,8 @@ class Pack(Expanding):
         tokens = np.asarray(item)
         if tokens.ndim != 1 or (tokens.size and tokens.dtype.kind not in "iu"):  # an empty list is an array of floats
             raise ValueError(f"Pack needs sequences of integers; got an array of {tokens.dtype}, shape {tokens.shape}")
+        if tokens.dtype == np.uint64 and tokens.size and int(tokens.max()) > np.iinfo(np.int64).max:
+            raise ValueError(f"Pack makes windows of int64, and got the number {tokens.max()}")
         if 0 < len(tokens) <= self.window:
             return [tokens]
         return [tokens[first : first + self.window] for first in range(0, len(tokens), self.window)]

@@ -26,6 +26,8 @@ class TrainerStages:
     Args:
         stages: pairs of a name and a Scan or a function of an item.
         seed: seed of the pipeline.
+    Attributes:
+        carried: the states that the Scans carry now.
     """
 
     def __init__(self, stages: Sequence[tuple[str, Any]], seed: int) -> None:
@@ -38,7 +40,7 @@ class TrainerStages:
 
     def restart(self) -> None:
         """Begin with the initial states."""
-        self._carried = [copy.deepcopy(state) for state in self._initial]
+        self.carried = [copy.deepcopy(state) for state in self._initial]
 
     def restarted(self) -> TrainerStages:
         """Return the same stages in their initial states."""
@@ -57,13 +59,17 @@ class TrainerStages:
             offset: place of the first item in the block.
         """
         first = ((block + 1) << 32 | offset) % (1 << 62)  # above the numbers of blocks, by which workers key their draws
-        keys, results = list(range(first, first + len(items))), []
-        with generators_kept():
-            for row, item in enumerate(items):
-                if type(item) is not FailedItem:
-                    with sample_of(self._seed, epoch, keys[row], 0, keys=keys, row=row, own=self._own):
-                        item = self._result(item, f"block {block} of epoch {epoch}")
-                results.append(item)
+        keys, results, carried = list(range(first, first + len(items))), [], self.carried.copy()
+        try:
+            with generators_kept():
+                for row, item in enumerate(items):
+                    if type(item) is not FailedItem:
+                        with sample_of(self._seed, epoch, keys[row], 0, keys=keys, row=row, own=self._own):
+                            item = self._result(item, f"block {block} of epoch {epoch}")
+                    results.append(item)
+        except BaseException:  # an interrupt: the same items come again
+            self.carried = carried
+            raise
         return results
 
     def _result(self, item: Any, of_what: str) -> Any:
@@ -71,7 +77,7 @@ class TrainerStages:
         for name, stage in self._stages:
             try:
                 if isinstance(stage, Scan):
-                    self._carried[which], item = stage(self._carried[which], item)
+                    self.carried[which], item = stage(self.carried[which], item)
                     which += 1
                 else:
                     item = stage.function(item)
@@ -81,9 +87,9 @@ class TrainerStages:
 
     # ------------------------------------------------------------ states
 
-    def saved(self) -> dict[str, str]:
-        """Return the carried states, for the state of a pipeline."""
-        return {"scans": saved(self._carried, "what a Scan carries")} if self._initial else {}
+    def saved(self, carried: list[Any]) -> dict[str, str]:
+        """Return carried states, for the state of a pipeline."""
+        return {"scans": saved(carried, "what a Scan carries")} if self._initial else {}
 
     def check(self, children: Mapping[str, str]) -> None:
         """Check saved states.
@@ -98,7 +104,7 @@ class TrainerStages:
         """Continue with saved states, or with the initial ones if none are given."""
         self.restart()
         if self._initial and "scans" in children:
-            self._carried = self._opened(children)
+            self.carried = self._opened(children)
 
     @staticmethod
     def _opened(children: Mapping[str, str]) -> list[Any]:

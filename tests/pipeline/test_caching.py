@@ -29,6 +29,7 @@ from shmload.pipeline import (
     Filter,
     Generate,
     Items,
+    Join,
     Map,
     Permutation,
     Range,
@@ -436,6 +437,27 @@ def test_iterating_again_gives_the_same_cached_random_items() -> None:
 def test_caches_of_one_pipeline_draw_different_numbers() -> None:
     one, other = (Items(range(8)).map(drawn).cache() for _ in range(2))
     assert not any(a[1] == b[1] for a, b in one.zip(other))
+
+
+def test_caches_of_a_joins_members_draw_different_numbers() -> None:
+    one, other = (Items(range(8)).map(drawn).cache().conveyer() for _ in range(2))
+    with Conveyer([Join([(one, 1), (other, 1)])]) as pipeline:
+        assert len({item[1] for item in pipeline}) == 16
+
+
+def test_making_a_cached_item_leaves_generators_that_later_stages_use_too() -> None:
+    """Otherwise what they draw depends on whether this process has made the item."""
+
+    def epoch_one(*, is_cached: bool) -> list[Any]:
+        noise = Noise()
+        with Conveyer([Range(6, repeating=False), Map(noise), Cache(), Map(noise)]) as pipeline:
+            if is_cached:
+                list(pipeline)
+            else:
+                pipeline.begin_next_epoch()
+            return list(pipeline)
+
+    assert epoch_one(is_cached=True) == epoch_one(is_cached=False)
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])

@@ -24,10 +24,12 @@ from shmload.pipeline import (
     DistributedBatchedMap,
     Filter,
     FlatMap,
+    Items,
     Join,
     Map,
     Permutation,
     Range,
+    Scan,
     Stream,
 )
 from shmload.schedule.state_checksum import with_checksum
@@ -239,6 +241,44 @@ def test_interrupt_loses_nothing(collate: Any) -> None:
                 got.append(pipeline())
         got += pipeline
     assert [x for item in got for x in plain(item)] == list(range(6))
+
+
+def add_up(total: int, x: int) -> tuple[int, tuple[int, int]]:
+    interrupt_once(x)
+    return total + x, (x, total)
+
+
+_interrupted: set[int] = set()
+
+
+def interrupt_once(x: int) -> bool:
+    if x == 5 and x not in _interrupted:
+        _interrupted.add(x)
+        raise KeyboardInterrupt
+    return True
+
+
+@pytest.mark.parametrize("stage", [Filter(interrupt_once), Scan(add_up, 0)], ids=["Filter", "Scan"])
+@pytest.mark.parametrize("source", [Items(list(range(12))), Stream(list(range(12)))], ids=["Items", "Stream"])
+def test_interrupt_of_a_step_that_spans_blocks_loses_nothing(source: Any, stage: Any) -> None:
+    """Neither the items of the step nor what a Scan carries; a state is that of the start of the step."""
+
+    def listed(batch: Any) -> Any:
+        return [part.tolist() for part in batch]
+
+    def made() -> Conveyer:
+        return Conveyer([source, stage, Collate(6)], block_size=4)
+
+    _interrupted.add(5)
+    with made() as pipeline:
+        expected = list(map(listed, pipeline))
+    _interrupted.clear()
+    with made() as pipeline, made() as resumed:
+        with pytest.raises(KeyboardInterrupt):
+            pipeline()
+        resumed.load_state(pipeline.state())
+        assert list(map(listed, pipeline)) == expected
+        assert list(map(listed, resumed)) == expected
 
 
 # ------------------------------------------------------------ results

@@ -22,14 +22,14 @@ CODING = "tests/remote/packing/test_coding.py::"
 
 STORAGE_DEFECTS = [
     Defect(
-        "S3",
+        "S5",
         "after a state was loaded, ranks agree on the snapshot of an epoch that they agreed on before",
         "FollowedEpochs.restart",
         omit("self._num_restarts += 1"),
         ("tests/remote/test_following.py::test_later_loader_of_all_ranks_agrees_on_a_snapshot_of_its_own",),
     ),
     Defect(
-        "S3",
+        "N8",
         "a look at an added file ends the process if another program opens the file",
         "Intake.is_being_written",
         omit("fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)"),

@@ -160,7 +160,10 @@ def test_dividing_samples_is_refused_if_it_would_lose_a_state(place: Any, seed: 
         next(batches)
         state = prepared.state_dict()
         rest = [batch["index"].tolist() for batch in batches]
-    loader.load_state_dict(state)
+    with pytest.raises(StateMismatch, match="index_sampler: saved"):
+        loader.load_state_dict(state)
+    next(iter(loader))
+    loader.load_state_dict(loader.state_dict())
     with pytest.raises(StateMismatch, match="load the state into what prepare returns"):
         prepare(loader)
     again = prepare(ShmLoader(Numbers(61), 4, sampler=SequentialSampler(Numbers(61)), seed=seed))  # type: ignore[arg-type]

@@ -829,7 +829,7 @@ STATE_DEFECTS = [
         "dropout in worker threads draws from the program's generator",
         "TorchDraws.__torch_function__",
         Replace("func is torch.nn.functional.dropout", "False"),
-        (f"{THREADS}dropout_and_gammas_draw_from_the_threads_generator[3]",),
+        (f"{THREADS}functions_without_a_generator_draw_from_the_threads[DropsOut-3]",),
     ),
     Defect(
         "E4",

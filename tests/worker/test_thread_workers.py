@@ -76,14 +76,6 @@ class DropsOut(Draws):
         return torch.cat([halves(ones), zeros(ones), in_place, thirds(ones), *map(torch.atleast_1d, drawn)])
 
 
-@pytest.mark.parametrize("num_workers", [1, 3])
-def test_dropout_and_gammas_draw_from_the_threads_generator(num_workers: int) -> None:
-    with ShmLoader(DropsOut(), 4, seed=5) as inline:
-        expected = whole(inline)
-    with ShmLoader(DropsOut(), 4, seed=5, num_workers=num_workers, backend="thread") as loader:
-        assert whole(loader) == expected
-
-
 class DrawsLike(Draws):
     def __getitem__(self, index: int) -> Any:
         zeros, wide = torch.zeros(3), torch.zeros(2, dtype=torch.int64)
@@ -97,10 +89,11 @@ class DrawsLike(Draws):
 
 
 @pytest.mark.parametrize("num_workers", [1, 3])
-def test_functions_that_draw_for_a_tensor_draw_from_the_threads_generator(num_workers: int) -> None:
-    with ShmLoader(DrawsLike(), 4, seed=5) as inline:
+@pytest.mark.parametrize("kind", [DropsOut, DrawsLike])
+def test_functions_without_a_generator_draw_from_the_threads(kind: Any, num_workers: int) -> None:
+    with ShmLoader(kind(), 4, seed=5) as inline:
         expected = whole(inline)
-    with ShmLoader(DrawsLike(), 4, seed=5, num_workers=num_workers, backend="thread") as loader:
+    with ShmLoader(kind(), 4, seed=5, num_workers=num_workers, backend="thread") as loader:
         assert whole(loader) == expected
 
 

@@ -207,54 +207,26 @@ class SeedStream:
             raise RuntimeError("this loader is closed: make a new one")
         if self.epochs.sampled is not None:
             self.epochs.sampled.reached(epoch, step)
-        engine: BatchSource | None = None
-        if self.config.num_workers == 0:
-            if self._inline is None:  # made here, so that an error while making it loses no batch
-                self._attributes = _attributes_of(self.config)
-                self._inline = InlineReader(self.config.job(), self._builder.bad_samples)
-                self._inline.batch_of = self.epochs.step_number
-            reader = self._inline
-            front = self.epochs.order(epoch, step)
-        else:
-            engine = self._engine
-            if engine is None or self._pid != os.getpid():  # a forked child starts its own workers
-                engine = self._made_engine()
-            front = engine.front
-            if front is None or (front.epoch, front.step) != (epoch, step):
-                front = self._order_from(engine, epoch, step)
-        if front is None:
+        engine = self._current_engine() if self.config.num_workers else None
+        order = self._order_at(epoch, step, engine)
+        if order is None:
             return EPOCH_END
-        if engine is None:
+        next_step = step + 1 if self.epochs.is_uniform else self.epochs.next_step(step)
+        batch, error = self._read(order, engine)
+        if error is not None:  # the batch is lost
+            place.step = next_step
             try:
-                batch = reader.read(front)
-            except Exception:  # the batch is lost
-                place.step = self.epochs.next_step(place.step)
-                raise
-        else:
-            _, batch, _, error = engine.next()
-            if error is not None:
-                place.step = self.epochs.next_step(place.step)
-                try:
-                    raise error
-                finally:
-                    del error  # its traceback holds this frame
+                raise error
+            finally:
+                del error  # its traceback holds this frame
         if engine is not None:
             if self._tuner is not None:
                 self._num_ahead = self._tuner.count_batch(engine)
             self._fill(engine)
-        self.valid = self.epochs.num_valid(front)
-        sent = batch
-        if batch is not NOTHING:
-            self.log.last = front
-            if watch is not None:
-                watch.delivered(batch)
-            if self._pins and (engine is None or engine.needs_pin_memory):
-                sent = pin_memory(batch)  # torch's function; pinned tensors stay as they are
-            if engine is None:
-                sent = sent_now(sent, self._builder.device(self.config.device))
+        self.valid = self.epochs.num_valid(order)
+        sent = batch if batch is NOTHING else self._delivered(order, batch, engine, watch)
         if self.log.is_on:  # after everything that may fail, because the same batch is then taken and recorded again
-            self.log.delivered(front, batch, valid=self.valid, step=self.epochs.step_number(step))
-        next_step = step + 1 if self.epochs.is_uniform else self.epochs.next_step(step)
+            self.log.delivered(order, batch, valid=self.valid, step=self.epochs.step_number(step))
         if self.config.after_batch is not None and batch is not NOTHING:
             try:
                 sent = after_batch(self.config.after_batch, sent, f"epoch {epoch}, batch {self.epochs.step_number(step)}")
@@ -263,6 +235,45 @@ class SeedStream:
                 raise
         place.step = next_step
         return sent
+
+    def _current_engine(self) -> BatchSource:
+        engine = self._engine
+        if engine is None or self._pid != os.getpid():  # a forked child starts its own workers
+            engine = self._made_engine()
+        return engine
+
+    def _order_at(self, epoch: int, step: int, engine: BatchSource | None) -> Order | None:
+        """Return the order of a batch; None after the epoch's last batch."""
+        if engine is None:
+            if self._inline is None:  # made here, so that an error while making it loses no batch
+                self._attributes = _attributes_of(self.config)
+                self._inline = InlineReader(self.config.job(), self._builder.bad_samples)
+                self._inline.batch_of = self.epochs.step_number
+            return self.epochs.order(epoch, step)
+        front = engine.front
+        if front is None or (front.epoch, front.step) != (epoch, step):
+            front = self._order_from(engine, epoch, step)
+        return front
+
+    def _read(self, order: Order, engine: BatchSource | None) -> tuple[Any, BaseException | None]:
+        """Read the ordered batch, or receive it from the workers. Return it and None; or None and its error if it is lost."""
+        if engine is not None:
+            _, batch, _, error = engine.next()
+            return batch, error
+        assert self._inline is not None
+        try:
+            return self._inline.read(order), None
+        except Exception as lost:
+            return None, lost
+
+    def _delivered(self, order: Order, batch: Any, engine: BatchSource | None, watch: EpochWatch | None) -> Any:
+        """Return a batch as the program receives it: in pinned memory or on its device, if it is not yet."""
+        self.log.last = order
+        if watch is not None:
+            watch.delivered(batch)
+        if self._pins and (engine is None or engine.needs_pin_memory):
+            batch = pin_memory(batch)  # torch's function; pinned tensors stay as they are
+        return sent_now(batch, self._builder.device(self.config.device)) if engine is None else batch
 
     def _order_from(self, engine: BatchSource, epoch: int, step: int) -> Order | None:
         """Drop the orders and order from this batch on. Return its order, or None after the epoch's last batch."""

@@ -39,112 +39,189 @@ def compose(stages: Sequence[Any], block_size: int = BLOCK) -> Plan:
     source, *rest = stages
     if not _is_source(source):
         raise TypeError(f"a pipeline begins with {_SOURCES}; stage 0 is {_name(source)}")
-    joined: list[PoolOptions] = []
-    if hasattr(source, "as_source"):
-        source = source.as_source()
-        joined = list(source.pools)
-    stream = source if isinstance(source, StreamItems) else None
-    if source.n_workers:
-        joined.append(PoolOptions(source.n_workers, None, TIMEOUT_S))
-    of_items: list[Each] = []  # functions of items, before Collate
-    of_batches: list[Each] = []  # Maps after Collate
-    of_made: list[Each] = []  # BatchMaps
-    partition: Partition | None = None
-    collate: Collate | None = None
-    is_bucketed = False
-    expanding: list[tuple[str, Any]] = []  # the first stage that makes more or fewer items, and all after it
-    tail: list[tuple[str, Any]] = []  # the first Scan before Collate, and the stages after it
-    pools: list[DistributedBatchedMap] = []  # the stages that request workers
+    composition = _Composition(source.as_source() if hasattr(source, "as_source") else source)
     for number, stage in enumerate(rest, 1):
+        composition.add(number, stage)
+    return composition.plan(block_size)
+
+
+class _Composition:
+    """A pipeline that is being composed: what each stage so far does, and so which stages may follow.
+
+    A stage is in one of four parts of the pipeline:
+
+        source and position stages, functions of items ─▶ from the first stage that makes more or fewer items
+                                                        ─▶ from the first Scan ─▶ after Collate
+
+    Attributes:
+        source: the sequence of items after the last position stage.
+        of_items: the functions of its items.
+        expanding: the first stage that makes more or fewer items, and all after it, with their names.
+        tail: the first Scan, and the stages after it, with their names.
+        of_made, of_batches: functions of batches, in workers (BatchMap) and in the trainer (Map after Collate).
+        pools: the stages that request workers.
+    """
+
+    def __init__(self, source: Any) -> None:
+        self.source = source
+        self.stream = source if isinstance(source, StreamItems) else None
+        self.joined = list(source.pools)
+        if source.n_workers:
+            self.joined.append(PoolOptions(source.n_workers, None, TIMEOUT_S))
+        self.of_items: list[Each] = []
+        self.expanding: list[tuple[str, Any]] = []
+        self.tail: list[tuple[str, Any]] = []
+        self.collate: Collate | None = None
+        self.is_bucketed = False
+        self.of_made: list[Each] = []
+        self.of_batches: list[Each] = []
+        self.partition: Partition | None = None
+        self.pools: list[DistributedBatchedMap] = []
+
+    def add(self, number: int, stage: Any) -> None:
+        """Add a stage, or raise TypeError or ValueError if it cannot follow those before it."""
         where, name = f"stage {number}, {_name(stage)},", f"stage {number} ({_name(stage)})"
         if _is_source(stage):
             raise ValueError(f"{where} gives items of its own, so it can only be the first")
-        is_decoded = of_items and is_decoder(of_items[-1].function) and collate is None
-        if is_decoded and (isinstance(stage, Map | DistributedBatchedMap | Scan | Expanding) or hasattr(stage, "over")):
-            raise ValueError(f"{where} follows one that decodes into the batch (read_into): that must be the last before Collate")
+        if not isinstance(stage, _STAGES) and not hasattr(stage, "over"):
+            raise TypeError(f"{where} is not a stage: for a function, give Map(function)")
         if isinstance(stage, Shuffle) and stage.buffer_size is not None:
             stage = buffered(stage.buffer_size)
-        if isinstance(stage, Map):
-            if tail and collate is None:
-                tail.append((name, Each(name, stage.fn)))
-            elif (expanding or stream) and collate is None:
-                expanding.append((name, Each(name, stage.fn)))
-            else:
-                (of_items if collate is None else of_batches).append(Each(name, stage.fn))
-        elif tail and collate is None and not isinstance(stage, Scan | Partition | Collate):
-            raise ValueError(
-                f"{where} comes after {tail[0][0]}, where only Scan, Map, Partition and Collate can be: put it before that"
-            )
-        elif isinstance(stage, Scan) and collate is None:
-            tail.append((name, stage))
-        elif isinstance(stage, Expanding) and collate is None:
-            if not expanding:
-                source, of_items = Mapped(source, of_items) if of_items else source, []
-            expanding.append((name, stage))
+        if self.collate is not None:
+            self._add_after_collate(stage, where, name)
+        elif isinstance(stage, BatchMap):
+            raise ValueError(f"{where} {_NO_WHOLE_BATCHES if self._is_by_blocks else _NO_BATCHES}")
+        elif isinstance(stage, Partition):
+            if self.partition is not None:
+                raise ValueError(f"{where} is the second of its kind: items are divided among ranks only once")
+            self.partition = stage
+        elif isinstance(stage, Collate):
+            self.collate = stage
+        elif self.tail:
+            self._add_after_scan(stage, where, name)
+        else:
+            self._add_to_items(stage, where, name)
+
+    @property
+    def _is_by_blocks(self) -> bool:
+        """Return whether items are made in blocks, because their positions are not known."""
+        return bool(self.expanding or self.tail or self.stream)
+
+    def _add_to_items(self, stage: Any, where: str, name: str) -> None:
+        """Add a stage before Collate and before any Scan."""
+        if self.of_items and is_decoder(self.of_items[-1].function):
+            raise ValueError(f"{where} follows one that decodes into the batch (read_into): that must be the last before Collate")
+        if isinstance(stage, Scan):
+            self.tail.append((name, stage))
+        elif isinstance(stage, Map):
+            self._add_function(Each(name, stage.fn))
+        elif isinstance(stage, DistributedBatchedMap):
+            if self._is_by_blocks and not callable(stage.mapping_fn):
+                before = self.expanding[0][0] if self.expanding else "a Stream"
+                raise ValueError(f"{where} decodes into a batch's row (read_into), which is not known after {before}")
+            self._add_function(Each(name, stage.mapping_fn))
+            self.pools.append(stage)
+        elif isinstance(stage, Expanding):
+            if not self.expanding:
+                self._close_functions()
+            self.expanding.append((name, stage))
             if isinstance(stage, Bucket):
-                collate, is_bucketed = Collate(1, ragged=stage.ragged), True
-        elif hasattr(stage, "over") and collate is None and stream is not None and not expanding:
-            stream = _over(stage, where, stream)
-        elif hasattr(stage, "over") and collate is None:
-            if expanding:
-                raise ValueError(
-                    f"{where} needs the position of each item, which is not known after {expanding[0][0]}: put it before that"
-                )
-            if partition is not None:
-                raise ValueError(f"{where} comes after Partition: choose items before the ranks share them")
-            source, of_items = _over(stage, where, Mapped(source, of_items) if of_items else source), []
-        elif collate is not None and (hasattr(stage, "over") or isinstance(stage, Expanding) or type(stage) in _NOT_AFTER_COLLATE):
+                self.collate, self.is_bucketed = Collate(1, ragged=stage.ragged), True
+        else:
+            self._add_position_stage(stage, where)
+
+    def _add_function(self, each: Each) -> None:
+        if self._is_by_blocks:
+            self.expanding.append((each.name, each))
+        else:
+            self.of_items.append(each)
+
+    def _close_functions(self) -> None:
+        """Make the items after the functions so far the source of the next stages."""
+        if self.of_items:
+            self.source, self.of_items = Mapped(self.source, self.of_items), []
+
+    def _add_position_stage(self, stage: Any, where: str) -> None:
+        if self.expanding:
+            raise ValueError(
+                f"{where} needs the position of each item, which is not known after {self.expanding[0][0]}: put it before that"
+            )
+        if self.stream is not None:
+            self.stream = _over(stage, where, self.stream)
+            return
+        if self.partition is not None:
+            raise ValueError(f"{where} comes after Partition: choose items before the ranks share them")
+        self._close_functions()
+        self.source = _over(stage, where, self.source)
+
+    def _add_after_scan(self, stage: Any, where: str, name: str) -> None:
+        if isinstance(stage, Map):
+            self.tail.append((name, Each(name, stage.fn)))
+        elif isinstance(stage, Scan):
+            self.tail.append((name, stage))
+        else:
+            raise ValueError(
+                f"{where} comes after {self.tail[0][0]}, where only Scan, Map, Partition and Collate can be: put it before that"
+            )
+
+    def _add_after_collate(self, stage: Any, where: str, name: str) -> None:
+        if isinstance(stage, Map):
+            self.of_batches.append(Each(name, stage.fn))
+        elif not isinstance(stage, BatchMap):
             raise ValueError(
                 f"{where} comes after Collate, where only Map can be: {_NOT_AFTER_COLLATE.get(type(stage), _NO_PLACES)}"
             )
-        elif isinstance(stage, DistributedBatchedMap):
-            if (expanding or stream) and not callable(stage.mapping_fn):
-                expanding_stage = expanding[0][0] if expanding else "a Stream"
-                raise ValueError(f"{where} decodes into a batch's row (read_into), which is not known after {expanding_stage}")
-            each = Each(name, stage.mapping_fn)
-            if expanding or stream:
-                expanding.append((name, each))
-            else:
-                of_items.append(each)
-            pools.append(stage)
-        elif isinstance(stage, Partition):
-            if partition is not None:
-                raise ValueError(f"{where} is the second of its kind: items are divided among ranks only once")
-            partition = stage
-        elif isinstance(stage, Collate):
-            collate = stage
-        elif isinstance(stage, BatchMap):
-            by_blocks = expanding or tail or stream
-            if collate is None or of_batches or by_blocks:
-                raise ValueError(f"{where} {_NO_WHOLE_BATCHES if by_blocks else _NO_BATCHES}")
-            of_made.append(Each(name, stage.fn))
+        elif self.of_batches or self._is_by_blocks:
+            raise ValueError(f"{where} {_NO_WHOLE_BATCHES if self._is_by_blocks else _NO_BATCHES}")
         else:
-            raise TypeError(f"{where} is not a stage: for a function, give Map(function)")
-    if of_made and of_items and not callable(of_items[-1].function):
-        raise ValueError(
-            f"{of_made[0].name} follows items that are decoded into the batch's row (read_into): use Map, in the trainer"
-        )
-    if of_items and collate is None and not callable(of_items[-1].function):
-        raise ValueError("a mapping_fn with read_into decodes into a batch's row: add Collate, or give a plain function")
-    is_unordered = not all(stage.in_order for stage in pools)
-    if is_unordered and (of_made or (of_items and not callable(of_items[-1].function))):
-        raise ValueError("with in_order=False workers make blocks of items: leave out BatchMap, and a mapping_fn with read_into")
-    if is_unordered and partition is not None and partition.n_ranks > 1:
-        raise ValueError(
-            "with in_order=False items come in another order on each rank, so ranks cannot share them out: leave Partition out, or "
-            "give each rank items of its own"
-        )
-    if is_unordered and tail:
-        raise ValueError("with in_order=False a Scan would carry another state each time: it needs an order")
-    if stream is None:
-        number_caches(source)
-    if expanding or tail or stream or is_unordered:
-        if of_items:  # no earlier stage made more or fewer items
-            expanding, of_items = [(each.name, each) for each in of_items], []
-        expansion = Expansion(expanding, None if tail else _finish_of(collate, is_bucketed), [stage for _, stage in tail])
-        source = BlockSequence(source, expansion, block_size) if stream is None else StreamSequence(stream, expansion, block_size)
-    pool = PoolOptions.of(pools, joined)
-    return Plan(source, of_items, of_batches, partition or Partition(0, 1), collate, pool, of_made, tail, not is_unordered)
+            self.of_made.append(Each(name, stage.fn))
+
+    def plan(self, block_size: int) -> Plan:
+        """Return the plan of the stages added, or raise ValueError if they do not go together."""
+        is_in_order = all(stage.in_order for stage in self.pools)
+        self._check_decoder()
+        if not is_in_order:
+            self._check_any_order()
+        if self.stream is None:
+            number_caches(self.source)
+        source, of_items = self.source, self.of_items
+        if self._is_by_blocks or not is_in_order:
+            expanding = [(each.name, each) for each in of_items] or self.expanding  # with functions, there is no expanding stage
+            finish = None if self.tail else _finish_of(self.collate, self.is_bucketed)
+            expansion, of_items = Expansion(expanding, finish, [stage for _, stage in self.tail]), []
+            if self.stream is None:
+                source = BlockSequence(source, expansion, block_size)
+            else:
+                source = StreamSequence(self.stream, expansion, block_size)
+        pool, partition = PoolOptions.of(self.pools, self.joined), self.partition or Partition(0, 1)
+        return Plan(source, of_items, self.of_batches, partition, self.collate, pool, self.of_made, self.tail, is_in_order)
+
+    @property
+    def _is_decoded(self) -> bool:
+        """Return whether the last function of items decodes into the batch's row."""
+        return bool(self.of_items) and not callable(self.of_items[-1].function)
+
+    def _check_decoder(self) -> None:
+        if self._is_decoded and self.of_made:
+            raise ValueError(
+                f"{self.of_made[0].name} follows items that are decoded into the batch's row (read_into): use Map, in the trainer"
+            )
+        if self._is_decoded and self.collate is None:
+            raise ValueError("a mapping_fn with read_into decodes into a batch's row: add Collate, or give a plain function")
+
+    def _check_any_order(self) -> None:
+        """Check the stages if workers deliver items as they are finished."""
+        if self.of_made or self._is_decoded:
+            raise ValueError(
+                "with in_order=False workers make blocks of items: leave out BatchMap, and a mapping_fn with read_into"
+            )
+        if self.partition is not None and self.partition.n_ranks > 1:
+            raise ValueError(
+                "with in_order=False items come in another order on each rank, so ranks cannot share them out: leave Partition "
+                "out, or give each rank items of its own"
+            )
+        if self.tail:
+            raise ValueError("with in_order=False a Scan would carry another state each time: it needs an order")
 
 
 def _finish_of(collate: Collate | None, is_bucketed: bool) -> Any:
@@ -179,7 +256,9 @@ _NOT_AFTER_COLLATE = {
     Partition: "whole batches are dealt to the ranks already; put it before Collate",
     DistributedBatchedMap: "workers make whole batches; put it before Collate",
     Collate: "a batch is not an item",
+    Scan: "it carries a state from item to item; put it before Collate",
 }
+_STAGES = (Map, BatchMap, DistributedBatchedMap, Scan, Expanding, Partition, Collate)  # position stages have `over` instead
 
 
 def _name(stage: Any) -> str:

@@ -26,6 +26,7 @@ from shmload.pipeline import (
     Partition,
     Permutation,
     Range,
+    Scan,
     Stream,
 )
 from tests.pipeline import worker_items as items
@@ -50,6 +51,7 @@ WORK = DistributedBatchedMap(Add(1), 1)
         ([Range(3), Collate(2), Partition(0, 2)], "stage 2, Partition, comes after Collate, where only Map can be: whole batches"),
         ([Range(3), Collate(2), WORK], "stage 2, DistributedBatchedMap, comes after Collate, where only Map can be: workers make"),
         ([Range(3), Collate(2), Collate(2)], "stage 2, Collate, comes after Collate, where only Map can be: a batch is not an item"),
+        ([Range(3), Collate(2), Scan(max, 0)], "stage 2, Scan, comes after Collate, where only Map can be: it carries a state"),
         (
             [Range(3), DistributedBatchedMap(items.Squares(), 1), Map(Add(1)), Collate(1)],
             "stage 2, Map, follows one that decodes into the batch (read_into): that must be the last before Collate",

@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import struct
 from collections.abc import Collection, Mapping, Set
+from enum import Enum
 from functools import lru_cache
 from types import FunctionType, ModuleType
 from typing import Any
@@ -24,6 +25,8 @@ from shmload._core.digest import hash_at, hash_bytes
 from shmload.batch.array_rows import is_masked
 
 _NAMES_ONLY = (type, FunctionType, ModuleType)  # objects whose attributes are not data
+_SUBCLASSED = (torch.Tensor, list, tuple, dict, str, bytes, bytearray, int, float, complex)
+_WITHOUT_ATTRIBUTES = frozenset(_SUBCLASSED)  # of these types themselves, attributes are not delivered
 _EXACT = {
     int: int.__int__,
     float: float.__float__,
@@ -53,6 +56,8 @@ class _Walk:
 
     def value(self, value: Any) -> None:
         kind = type(value)
+        if kind not in _WITHOUT_ATTRIBUTES and isinstance(value, _SUBCLASSED) and id(value) not in self._open:
+            self.attributes(value)
         if isinstance(value, torch.Tensor):
             self.tensor(value)
         elif is_masked(value):
@@ -79,6 +84,15 @@ class _Walk:
                 self.holder(value)
             finally:
                 self._open.discard(id(value))
+
+    def attributes(self, value: Any) -> None:
+        """Walk the attributes of an instance of a subclass, such as a picture's size in a tensor of boxes."""
+        found = None if isinstance(value, Enum) else getattr(value, "__dict__", None)
+        if found:
+            self._open.add(id(value))
+            self.named(b"O", value)
+            self.mapping(dict(sorted(found.items())))
+            self._open.discard(id(value))
 
     def holder(self, value: Any) -> None:
         """Walk a container, or an object of unknown type."""

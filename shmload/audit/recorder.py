@@ -123,7 +123,10 @@ class Recorder:
         if self._header is not None and header != self._header:
             self.close()  # the ranks or the length have changed, so another file begins
         self._header = header
-        self._event("pass", {"epoch": epoch, "step": step})
+        is_known = header.mode in (Mode.TORCH, Mode.SAMPLED) and header.order in (None, DISTRIBUTED)
+        # so that a program that leaves its loop after the last batch, before the end, has left nothing out
+        steps = {"num_steps": len(cast("Any", config.index_sampler))} if is_known else {}
+        self._event("pass", {"epoch": epoch, "step": step, **steps})
 
     def delivered(
         self, order: Order, batch: Any, *, valid: int | None = None, epoch: int | None = None, step: int | None = None

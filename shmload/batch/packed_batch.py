@@ -13,7 +13,7 @@
     ("filled", keys, nodes, node)  a mapping that is not a dict, of the class of the last node
     ("sequence", nodes, node)  a sequence that is not a list, of the class of the last node
     ("record", pickled class, names, nodes)  a dataclass
-    ("tensor" or "array", dtype, shape, strides or None, offset)
+    ("tensor" or "array", dtype, shape, strides or None, offset)  along an axis of stride 0, there is one element
     ("rows", dtype, elements of each, shape of each or None, offset)  a list of tensors, end to end
     ("row arrays", dtype, elements of each, shape of each, offset)  a list of arrays, end to end
     ("padded", values, lengths)  ("jagged", values, offsets)  ("nested", values, offsets, shortest, longest)
@@ -206,8 +206,13 @@ class Packer:
             element = of_torch(value.dtype)
             if element is None or not is_plain_tensor(value):
                 return None
-            dense, strides = _compact(value, value.stride(), 1, lambda t: t.contiguous())
-            return "tensor", element.name, tuple(value.shape), strides, self.place(*_dense(dense))
+            strides = value.stride()
+            held = _unexpanded(value) if 0 in strides else value
+            dense, held_strides = _compact(held, held.stride(), 1, lambda t: t.contiguous())
+            if held.shape != value.shape:
+                found = held_strides or c_strides(held.shape)
+                held_strides = tuple(own and new for own, new in zip(strides, found, strict=True))
+            return "tensor", element.name, tuple(value.shape), held_strides, self.place(*_dense(dense))
         return None
 
     def _sparse(self, value: Any) -> Node | None:
@@ -340,6 +345,12 @@ def is_plain_record(value: Any) -> bool:
 def _inherits(kind: type, *names: str) -> bool:
     """Return whether a class inherits these methods from object."""
     return all(getattr(kind, name) is getattr(object, name) for name in names)
+
+
+def _unexpanded(tensor: Any) -> Any:
+    """Return the elements of an expanded tensor, such as a mask for all heads, without the repetitions along its axes."""
+    strides_and_extents = zip(tensor.stride(), tensor.shape, strict=True)
+    return tensor[tuple(slice(None if stride or not extent else 1) for stride, extent in strides_and_extents)]
 
 
 def _dense(array: Any) -> tuple[int, Write]:

@@ -49,8 +49,12 @@ def _all(source: BatchMemory, nodes: Iterable[tuple[Any, ...]]) -> list[Any]:
 
 
 def _tensor(source: BatchMemory, dtype: str, shape: tuple[int, ...], strides: tuple[int, ...] | None, offset: int) -> torch.Tensor:
-    tensor = torch.empty(shape, dtype=getattr(torch, dtype)) if 0 in shape else source.tensor(dtype, shape, offset)
-    return tensor if strides is None else tensor.as_strided(shape, strides)
+    if 0 in shape:
+        return torch.empty(shape, dtype=getattr(torch, dtype))
+    if strides is None:
+        return source.tensor(dtype, shape, offset)
+    held = tuple(extent if stride else 1 for extent, stride in zip(shape, strides, strict=True))
+    return source.tensor(dtype, held, offset).as_strided(shape, strides)
 
 
 def _rows(source: BatchMemory, dtype: str, numels: list[int], shapes: list[tuple[int, ...]] | None, offset: int) -> list[Any]:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from shmload.tools.audit.findings import AuditReport
 
-DATASET = "Read batches again and compare them: your dataset, your ShmLoader, or a function that returns one."
+DATASET = "Read batches again and compare them: your dataset, ShmLoader or pipeline, or a function that returns it."
 COLORS = {"proven": "green", "unfinished": "cyan", "consistent": "yellow", "defect": "bold red"}
 LISTED_MAX = 20  # skipped and substituted samples in the table; --json has all
 
@@ -46,7 +46,7 @@ def verify(
         report, loaders = judge(logs, allow_restarts=allow_restarts)
         if dataset is not None:
             made = resolve(dataset, what="--dataset")
-            if isinstance(made, type) or not hasattr(made, "__len__"):
+            if isinstance(made, type) or not (hasattr(made, "__len__") or hasattr(made, "stages")):
                 made = call(made, {}, dataset)
             reread(loaders, made, samples, report, over=lambda items: progress.over(items, lambda one: one.where))
     if as_json:

@@ -15,7 +15,8 @@ number has changed, as long as the global batch has not.
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from collections.abc import Sized
+from typing import Any, TypeVar, cast
 
 from torch.utils.data import DistributedSampler, IterableDataset, RandomSampler, SequentialSampler
 
@@ -88,6 +89,12 @@ def _divided(loader: _Loader, rank: int, world_size: int) -> _Loader:
         )
     if getattr(loader.sampler, "replacement", False):
         raise ValueError("a RandomSampler with replacement is not divided over workers: give a seed, or a DistributedSampler")
+    num_chosen, num_samples = len(cast(Sized, loader.sampler)), len(cast(Sized, loader.dataset))
+    if num_chosen != num_samples:
+        raise ValueError(
+            f"the sampler chooses {num_chosen} of the dataset's {num_samples} samples, and the workers would read all: give a "
+            "torch.utils.data.Subset, or a DistributedSampler"
+        )
     shuffle = isinstance(loader.sampler, RandomSampler)
     sampler = DistributedSampler(loader.dataset, world_size, rank, shuffle=shuffle)  # type: ignore[var-annotated]  # any samples
     return rebuilt(loader, sampler=sampler, batch_size=loader.batch_size, drop_last=loader.drop_last)

@@ -132,6 +132,8 @@ class RankAgent(LocalElasticAgent):
             self._tell(f"{self.failure}{next_start(self._num_starts + 1, ranks, world_size, num_used, num_max)}")
         self._num_starts += 1
         self.failure = ""
+        logs = {worker.local_rank: self._streams.log_of(worker.global_rank) for worker in worker_group.workers}
+        log_begins = {local_rank: os.path.getsize(log) for local_rank, log in logs.items() if log and os.path.exists(log)}
         try:
             found: dict[int, Any] = super()._start_workers(worker_group)
         finally:
@@ -142,7 +144,8 @@ class RankAgent(LocalElasticAgent):
             process = processes.subprocess_handlers[worker.local_rank].proc
             log = self._streams.log_of(worker.global_rank) or processes.stderrs[worker.local_rank]
             spec = RankSpec(worker.local_rank, worker.global_rank, {}, log=log)
-            watch.add(spec, Child(process.pid, process.wait), self._streams.stderrs.get(worker.local_rank))
+            stderr, log_begin = self._streams.stderrs.get(worker.local_rank), log_begins.get(worker.local_rank, 0)
+            watch.add(spec, Child(process.pid, process.wait), stderr, log_begin=log_begin)
         watch.printer.thread.start()
         return found
 

@@ -128,9 +128,11 @@ class SpawnedRanks:
     def _begin(self, rank_spec: RankSpec) -> None:
         ours: list[int] = []
         theirs: list[int] = []
+        log_begin = 0
         try:
             if rank_spec.log:
                 theirs.append(os.open(rank_spec.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666))
+                log_begin = os.fstat(theirs[0]).st_size
             for _ in range(1 if rank_spec.log else 3):  # for stdout, stderr and the report, or only the report
                 own, given = os.pipe()
                 ours.append(own)
@@ -149,4 +151,4 @@ class SpawnedRanks:
             self._watch.printer.add(ours[0], prefix, "stdout")
             stderr = self._watch.printer.add(ours[1], prefix, "stderr")
         os.set_blocking(ours[-1], False)
-        self._watch.add(rank_spec, child, stderr, ours[-1])
+        self._watch.add(rank_spec, child, stderr, ours[-1], log_begin=log_begin)

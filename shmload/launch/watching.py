@@ -37,6 +37,7 @@ class RunningRank:
         report_fd: the pipe for its report; -1 once the report is complete or cannot come any more.
         stderr: the pipe from its stderr, or None if it writes to a log.
         ending: how it ended, kept up to date.
+        log_begin: size of its log when it was started, in bytes, because earlier runs have written to it.
         reported: the part of its report read so far.
     """
 
@@ -45,6 +46,7 @@ class RunningRank:
     report_fd: int
     stderr: Pipe | None
     ending: Ending
+    log_begin: int = 0
     reported: bytes = b""
 
     def last(self) -> str:
@@ -52,7 +54,7 @@ class RunningRank:
         if self.stderr is not None:
             return b"".join(self.stderr.tail).decode(errors="replace")
         with open(self.rank_spec.log, "rb") as file:
-            file.seek(max(os.fstat(file.fileno()).st_size - _LAST_NBYTES, 0))
+            file.seek(max(os.fstat(file.fileno()).st_size - _LAST_NBYTES, self.log_begin))
             return file.read().decode(errors="replace")
 
 
@@ -95,7 +97,7 @@ class RankWatch:
                 os.close(self._wake)
                 self._wake = -1
 
-    def add(self, rank_spec: RankSpec, child: Child, stderr: Pipe | None, report_fd: int = -1) -> None:
+    def add(self, rank_spec: RankSpec, child: Child, stderr: Pipe | None, report_fd: int = -1, *, log_begin: int = 0) -> None:
         """Watch a started rank.
 
         Args:
@@ -103,8 +105,9 @@ class RankWatch:
             child: its process.
             stderr: the pipe from its stderr, or None if it writes to a log.
             report_fd: the reading end of the pipe for its report, or -1.
+            log_begin: size of its log when it was started, in bytes.
         """
-        self.ranks.append(RunningRank(rank_spec, child, report_fd, stderr, Ending(rank_spec.rank, child.pid)))
+        self.ranks.append(RunningRank(rank_spec, child, report_fd, stderr, Ending(rank_spec.rank, child.pid), log_begin))
         self._children.add(child)
         if report_fd >= 0:
             self._children.watch(report_fd)

@@ -18,7 +18,9 @@ from shmload.batch.ragged import AS_TORCH_OR_LIST
 from shmload.engine.bad_samples import BadSamples
 from shmload.engine.outcome import NOTHING
 from shmload.errors import StateMismatch
-from shmload.loader import ShmLoader, configure_for_pipeline
+from shmload.loader import ShmLoader, configure_for_pipeline, inline_reader_of
+from shmload.modes.inline_reader import InlineReader
+from shmload.pipeline.compose import compose
 from shmload.pipeline.item_errors import ItemErrors, NamedErrors, Outcome, outcomes_of
 from shmload.pipeline.item_schedule import ItemStream, StreamSchedule
 from shmload.pipeline.pipeline_engine import PipelineEngine, PipelinePlace
@@ -254,3 +256,16 @@ class KeyedEngine(PipelineEngine):
         self._iterator = None
         if self._loader is not None:
             self._loader.close()
+
+
+def reader_of_stages(stages: Sequence[Any]) -> tuple[InlineReader, ItemStream]:
+    """Return a reader of a pipeline's batches, in this process and in any order, and the pipeline's order; for `shmload verify`.
+
+    Raises:
+        TypeError, ValueError: the stages do not make a pipeline, or one whose batches run across blocks.
+    """
+    plan = compose(stages)
+    if plan.is_expanding:
+        raise ValueError("--dataset has stages that make more or fewer items, or a Stream: these read their items in order only")
+    engine = KeyedEngine(plan, {}, ())
+    return inline_reader_of(engine._make_loader()), engine._stream

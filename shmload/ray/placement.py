@@ -8,13 +8,16 @@ dataset reports them; otherwise on the nodes in turn, up to the CPUs of each, an
 needs the CPUs of a GPU node. These places are preferences: Ray takes another node if one is full or gone. Further actors are placed
 by Ray when a node has free CPUs.
 
-Ray would put actors that request no CPU on any node, so all of these are placed explicitly, and Ray may not take another node.
+Ray would put actors that request no CPU on any node, so all of these are placed explicitly, and Ray may not take another node. If
+they request something else (GPUs, memory, resources of one's own), Ray places them, because not every node has it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping
 from typing import Any, NamedTuple
+
+_OTHER_REQUESTS = ("num_gpus", "memory", "object_store_memory", "resources", "accelerator_type")  # options of Ray
 
 
 class Node(NamedTuple):
@@ -103,6 +106,8 @@ def options_of(
     if "scheduling_strategy" in options or "label_selector" in options:
         return [options] * num_workers
     num_cpus = options["num_cpus"]
+    if not num_cpus and any(options.get(name) for name in _OTHER_REQUESTS):
+        return [{**options, "scheduling_strategy": "SPREAD"}] * num_workers
     places = place(nodes, num_workers, first, node_nbytes)
     if not num_cpus:
         # not soft, because Ray would put an actor that requests no CPU on any node

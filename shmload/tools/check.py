@@ -9,15 +9,20 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import repeat
 from typing import Any
 
-from shmload.errors import ShardCorrupt
+from shmload.errors import ShardCorrupt, StoreError
+from shmload.formats.braces import shard_paths
 from shmload.formats.images.decoder import ImageDecoder
 from shmload.formats.images.image_folder import EXTENSIONS
+from shmload.formats.index_json import INDEX_NAME
 from shmload.formats.plain_files import PlainFiles
+from shmload.remote.folder_objects import objects_by_format
 from shmload.remote.listing import shards_of_urls
+from shmload.remote.manifest import MANIFEST_NAME
 from shmload.remote.packing.image_signatures import PEEK, image_extension
 from shmload.remote.remote_dataset import RemoteDataset
 from shmload.remote.shards import RemoteShard, Shards
 from shmload.storage.open_store import open_store
+from shmload.storage.store import Store
 from shmload.tools.counted import counted
 
 _DECODER = ImageDecoder()
@@ -62,8 +67,48 @@ def check(url: str, *, client: Any = None, over: Callable[[Sequence[RemoteShard]
         ShardCorrupt: the manifest is damaged.
         StoreError: the store does not answer.
     """
-    shards = shards_of_urls(url, lambda place: open_store(place, client))
-    found = Checked(url, len(shards.all))
+    found = Checked(url)
+
+    def opened(place: str) -> Store:
+        return open_store(place, client)
+
+    try:
+        shards = shards_of_urls(url, opened)
+    except ShardCorrupt:  # perhaps of a compressed shard, which is decompressed to know its size
+        urls = _urls_of_shards(url, opened)
+        if not urls:
+            raise
+        for each in urls:
+            try:
+                _read(shards_of_urls(each, opened), found, over)
+            except ShardCorrupt as error:
+                found.num_shards += 1
+                found.damaged.append(str(error))
+    else:
+        _read(shards, found, over)
+    return found
+
+
+def _urls_of_shards(url: str, opened: Callable[[str], Store]) -> list[str]:
+    """Return the URL of each shard that a URL names, or nothing if a manifest or an index lists the shards."""
+    urls = shard_paths(url)
+    if len(urls) > 1:
+        return urls
+    try:
+        listed = list(opened(url).list_objects())
+    except StoreError:  # not a folder
+        return urls
+    if not listed:
+        return urls
+    if {MANIFEST_NAME, INDEX_NAME} & {entry.key for entry in listed}:
+        return []
+    groups = objects_by_format(listed, None)
+    return [f"{url.rstrip('/')}/{entry.key}" for entries in groups.values() for entry in entries]
+
+
+def _read(shards: Shards, found: Checked, over: Callable[[Sequence[RemoteShard]], Iterable[RemoteShard]]) -> None:
+    """Read shards, and count their samples and damages."""
+    found.num_shards += len(shards.all)
     for shard in over(shards.all):
         try:
             for damage in _damages(shards, shard):
@@ -73,7 +118,6 @@ def check(url: str, *, client: Any = None, over: Callable[[Sequence[RemoteShard]
                     found.num_samples += 1
         except ShardCorrupt as error:
             found.damaged.append(str(error))
-    return found
 
 
 def _damages(shards: Shards, shard: RemoteShard) -> Iterator[str]:

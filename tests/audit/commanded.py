@@ -22,6 +22,13 @@ class Data:
         return self.first + index, np.random.rand(3)
 
 
+class Other(Data):
+    """A dataset of another type, with other samples."""
+
+    def __init__(self) -> None:
+        super().__init__(100)
+
+
 class Unreadable(Data):
     """A dataset in which one sample has become unreadable."""
 

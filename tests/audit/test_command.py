@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.utils.data import DistributedSampler, SequentialSampler
 from typer.testing import CliRunner
 
 from shmload import ShmLoader
 from shmload.cli import app
 from shmload.tools.audit.verify import read_folder
 from tests.audit.audit_kit import batches_of, changed, run, written
-from tests.audit.commanded import Data
+from tests.audit.commanded import Data, Other
 
 slow = pytest.mark.slow(reason="records a run and reads it again with two workers")
 
@@ -129,16 +131,26 @@ def test_different_data_are_detected_by_reading_again(tmp_path: Path) -> None:
     assert (status, out.count("CONTENT")) == (1, 2)
 
 
-def test_loader_with_another_seed_is_an_error(tmp_path: Path) -> None:
-    status, _, error = command(recorded(tmp_path), "--dataset", "tests.audit.commanded:loader_of_other_seed")
-    assert status == 2
-    assert "--dataset gave a loader with seed=6, but the record has seed=5" in error
+def test_batches_of_a_loader_with_another_seed_are_not_read_again(tmp_path: Path) -> None:
+    status, out, _ = command(recorded(tmp_path), "--dataset", "tests.audit.commanded:loader_of_other_seed")
+    assert status == 3  # nothing was compared
+    assert "Data, 24 samples, seed 5: --dataset gave a loader with seed=6: not read again" in out.replace("\n", " ")
 
 
 def test_dataset_of_another_length_is_not_read_again(tmp_path: Path) -> None:
     status, out, _ = command(recorded(tmp_path, [1, 2, 3]), "--dataset", "tests.audit.commanded:Data")
     assert status == 3  # nothing was compared
-    assert "--dataset has 24 samples, the record is of 3: not read again" in out
+    assert "list, 3 samples, seed 5: --dataset has 24 samples: not read again" in out.replace("\n", " ")
+
+
+@pytest.mark.parametrize("made", ["tests.audit.commanded:Data", "tests.audit.commanded:loader"])
+def test_only_batches_of_its_own_loader_are_read_again(made: str, tmp_path: Path) -> None:
+    run([ShmLoader(Data(), 4, seed=5, audit=tmp_path), ShmLoader(Other(), 4, seed=5, audit=tmp_path)])
+    run([ShmLoader(Data(), 4, seed=7, audit=tmp_path)] if made.endswith("loader") else [])
+    status, out, _ = command(tmp_path, "--dataset", made)
+    assert status == 0
+    assert "6 batches read again" in out
+    assert "Other, 24 samples, seed 5: --dataset is of type Data: not read again" in out.replace("\n", " ")
 
 
 def test_samples_that_cannot_be_read_again_are_reported_with_the_rest(tmp_path: Path) -> None:
@@ -154,6 +166,51 @@ def test_augmentations_in_torch_mode_cannot_be_compared(tmp_path: Path) -> None:
     status, out, _ = command(tmp_path, "--dataset", "tests.audit.commanded:Data")
     assert status == 3
     assert "torch mode's augmentations cannot be repeated" in out.replace("\n", " ")
+
+
+def test_augmentations_without_seed_samples_cannot_be_compared(tmp_path: Path) -> None:
+    run([ShmLoader(Data(), 4, seed=5, seed_samples=False, audit=tmp_path)])
+    status, out, _ = command(tmp_path, "--dataset", "tests.audit.commanded:Data")
+    assert status == 3
+    assert "augmentations with seed_samples=False cannot be repeated" in out.replace("\n", " ")
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.parametrize("seed", [3, None])
+def test_loop_that_ends_with_the_last_batch_has_left_nothing_out(seed: int | None, num_ranks: int, tmp_path: Path) -> None:
+    for rank in range(num_ranks):
+        sampler = DistributedSampler(range(24), num_ranks, rank) if num_ranks > 1 else SequentialSampler(range(24))
+        with ShmLoader(Data(), 5, seed=seed, sampler=sampler, drop_last=True, audit=tmp_path) as loader:
+            for _ in range(2):
+                for _ in islice(loader, len(loader)):
+                    pass
+    status, out, _ = command(tmp_path)
+    assert (status, "proven: every sample exactly once, except 4 of an epoch" in out) == (0, True), out
+
+
+@pytest.mark.parametrize("seed", [3, None])
+def test_run_without_a_batch_is_not_proven(seed: int | None, tmp_path: Path) -> None:
+    with ShmLoader(Data(), 240, seed=seed, drop_last=True, audit=tmp_path) as loader:
+        assert list(loader) == []
+    status, out, _ = command(tmp_path)
+    assert status == 3
+    text = 'nothing was delivered, because drop_last or uneven="drop" leaves out all 24 samples: use smaller batches'
+    assert f"epoch 0: {text}" in " ".join(out.split())
+
+
+@pytest.mark.parametrize(("num_steps", "status"), [(6, 0), (2, 4)])
+def test_ranks_that_each_read_all_samples_in_seed_mode(num_steps: int, status: int, tmp_path: Path) -> None:
+    run(
+        [
+            ShmLoader(Data(), 4, seed=3, sampler=SequentialSampler(range(24)), audit=tmp_path, rank=rank, world_size=2)
+            for rank in range(2)
+        ],
+        num_steps,
+    )
+    found, out, _ = command(tmp_path)
+    assert found == status, out
+    assert "each of the 2 ranks is delivered the whole dataset" in " ".join(out.split())
+    assert ("of 48 samples" in out) == (status == 4)
 
 
 class Thousand(Data):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -92,6 +93,20 @@ class Key(str):
     """A str subclass with attributes."""
 
 
+class Table(dict[str, Any]):
+    """A dict subclass with attributes."""
+
+
+class Color(IntEnum):
+    RED = 1
+    BLUE = 2
+
+
+def with_attribute(value: Any, number: int) -> Any:
+    value.number = number
+    return value
+
+
 class Slotted:
     __slots__ = ("value",)
 
@@ -169,6 +184,13 @@ DIFFERENT = {
     "object array": np.array([None, "x"], object),
     "numpy scalar": np.float32(1.5),
     "subclass": torch.ones(2).as_subclass(Picture),
+    "subclass with an attribute": with_attribute(torch.ones(2).as_subclass(Picture), 1),
+    "subclass with another attribute": with_attribute(torch.ones(2).as_subclass(Picture), 2),
+    "key with an attribute": with_attribute(Key("1"), 1),
+    "table with an attribute": with_attribute(Table(), 1),
+    "table with another attribute": with_attribute(Table(), 2),
+    "member": Color.RED,
+    "other member": Color.BLUE,
 }
 
 
@@ -225,6 +247,12 @@ def test_digest_of_a_reference_cycle_terminates() -> None:
     thing = Thing(None)
     thing.value = thing
     assert digest_of(thing) == digest_of(thing)
+
+
+def test_digest_of_a_subclass_that_refers_to_itself_terminates() -> None:
+    table = Table(a=1)
+    with_attribute(table, 1).table = table
+    assert digest_of(table) == digest_of(table)
 
 
 def test_digest_depends_on_the_order_of_keys() -> None:

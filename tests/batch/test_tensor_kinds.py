@@ -15,8 +15,11 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 
 from shmload import ShmLoader
 from shmload.batch import collate
+from shmload.batch.batch_memory import PrivateBatch
 from shmload.batch.collate import SMALL_NBYTES
 from shmload.batch.layout import is_plain_tensor
+from shmload.batch.packed_batch import pack
+from shmload.batch.unpacking import unpack
 
 NUM_BATCHES = 24
 MODES = pytest.mark.parametrize("seed", [None, 1], ids=["torch mode", "seed mode"])
@@ -136,6 +139,33 @@ def test_tensors_of_a_collate_fn_are_unchanged_also_if_kept(kind: str, seed: int
         del kept, batch
         gc.collect()
         assert loader.stats()["slots"].get("leased", 0) == 0
+
+
+EXPANDED = {
+    "heads": lambda t: t[:, None].expand(3, 5, 4),
+    "rows": lambda t: t[0].expand(6, 4),
+    "columns": lambda t: t[:, :1].expand(3, 7),
+    "transposed": lambda t: t.t()[None].expand(2, 4, 3),
+    "every axis": lambda t: t[0, 0].expand(2, 3),
+    "with gaps": lambda t: t[:, ::2][None].expand(2, 3, 2),
+    "a number": lambda t: t[0, 0].expand(1, 1),
+    "nothing": lambda t: t[None].expand(0, 3, 4),
+}
+
+
+@pytest.mark.parametrize("name", EXPANDED)
+@pytest.mark.parametrize("num_rows", [1, 3, 2000])
+def test_expanded_tensors_are_sent_without_their_repetitions(name: str, num_rows: int) -> None:
+    base = torch.arange(num_rows * 12.0).view(num_rows, 3, 4)
+    tensor = base[-1] if num_rows < 10 else base.view(3, 4, num_rows)[..., 0]
+    expanded = EXPANDED[name](tensor)
+    packed = pack({"x": expanded})
+    found = unpack(PrivateBatch(packed))["x"]
+    assert torch.equal(found, expanded)
+    if expanded.numel() and expanded.shape != (1, 1):
+        assert [stride == 0 for stride in found.stride()] == [stride == 0 for stride in expanded.stride()]
+        assert packed.nbytes < 700
+        assert found.untyped_storage().nbytes() == len({*expanded.reshape(-1).tolist()}) * 4
 
 
 STACKED = ["quantized", "conjugated", "negated", "gradient", "parameter", "buffer", "subclass", "subclass with gradient"]

@@ -215,6 +215,23 @@ def stream_loader() -> "DataLoader[Any]":
     return DataLoader(Stream(), batch_size=2)
 
 
+class Sized(Good):
+    """A dataset whose keys are pairs of an index and a size, for training with several sizes."""
+
+    def __getitem__(self, key: Any) -> Any:
+        index, size = key
+        return np.full(size, index, np.float32)
+
+
+def stacked(samples: list[Any]) -> Any:
+    return torch.as_tensor(np.stack(samples))
+
+
+def sized_loader() -> "DataLoader[Any]":
+    batches = [[(index, 4 + batch % 3) for index in range(6 * batch, 6 * batch + 6)] for batch in range(16)]
+    return DataLoader(Sized(), batch_sampler=batches, collate_fn=stacked, num_workers=1)
+
+
 def unseeded_loader() -> "DataLoader[Any]":
     """Makes a loader that shuffles with torch's global generator."""
     return DataLoader(Good(), batch_size=8, shuffle=True)

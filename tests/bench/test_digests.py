@@ -1,6 +1,7 @@
 """Bytes of batches are compared: differences are found, and equal batches are not reported."""
 
 import json
+from datetime import date
 
 import numpy as np
 import pytest
@@ -45,6 +46,20 @@ def test_touch_counts_the_bytes_of_tensors_and_arrays():
     assert touch({"x": batch()["x"], "y": [torch.tensor([1, 2]), "name"], "z": np.zeros(8, np.uint8)}) == 48 + 16 + 8
     assert touch([torch.empty(0), "text", 5]) == 0
     assert touch(torch.zeros((), dtype=torch.bfloat16)) == 2
+
+
+def test_batches_of_objects_without_bytes_are_not_compared():
+    assert digest([date(2026, 1, 1)]) is None
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CS. tensor support is in beta state:UserWarning")
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr, torch.sparse_csc])
+def test_touch_counts_the_values_of_sparse_tensors(layout):
+    assert touch(torch.eye(5).to_sparse(layout=layout)) == 5 * 4
+
+
+def test_touch_reads_lazy_conjugations():
+    assert touch(torch.zeros(3, dtype=torch.complex64).conj()) == 3 * 8
 
 
 def test_first_difference_is_numbered_and_includes_missing_batches():

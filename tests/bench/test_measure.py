@@ -68,6 +68,13 @@ def test_short_epochs_are_measured_whole(num_before):
     assert (len(segment.waits_s), segment.num_samples) == (6, 10)
 
 
+@pytest.mark.parametrize(("batch_size", "expected"), [(2, [2, 1]), (None, [6, 1])])
+def test_rows_of_samples_put_end_to_end_are_not_samples(batch_size, expected):
+    batches = [{"values": torch.zeros(6), "lengths": torch.tensor([4, 2])}, {"values": torch.zeros(1)}]
+    stream = MeasuredStream(batches, None, batch_size)
+    assert [stream.next()[1] for _ in expected] == expected
+
+
 def test_slow_batches_are_measured_until_the_limit():
     stream = MeasuredStream(Uneven(), 5, 2)
     segment = record(stream, after_whole_epochs(stream, 0.0, 1000, limit_s=0.05))
@@ -103,7 +110,8 @@ class Computes(Sleeps):
 
 
 def read(dataset, **more):
-    return core_limit.read(dataset, batch_size=5, seconds=0.02, copy_bytes_per_s=1e9, **more)
+    batches = core_limit.random_batches(dataset, 5)
+    return core_limit.read(dataset, batches, seconds=0.02, copy_bytes_per_s=1e9, **more)
 
 
 def test_sleeping_and_computing_datasets_are_distinguished():
@@ -126,15 +134,15 @@ def test_iterable_dataset_is_read_repeatedly():
             return iter([np.zeros(2)] * 3)
 
     assert core_limit.protocol(MeasuredStream()) == "__iter__"
-    assert core_limit.read(MeasuredStream(), batch_size=2, seconds=0.0, copy_bytes_per_s=1e9).samples_per_s > 0
+    assert read(MeasuredStream()).samples_per_s > 0
 
 
 @pytest.mark.parametrize("name", ["InPlace", "RandomInPlace", "RaggedInPlace"])
 def test_core_reads_datasets_that_only_decode_into_batches(name, monkeypatch, request):
     monkeypatch.syspath_prepend(request.path.parent)
     dataset = make_dataset(f"planted:{name}", {})
-    assert core_limit.read(dataset, batch_size=2, seconds=0.0, copy_bytes_per_s=1e9).samples_per_s > 0
-    assert all(0 <= index < 100 for index in next(core_limit.orders(dataset, 10)))
+    assert read(dataset).samples_per_s > 0
+    assert all(0 <= index < 100 for index in next(core_limit.random_batches(dataset, 10)))
 
 
 @pytest.mark.parametrize("is_decoded", [False, True])
@@ -154,8 +162,8 @@ def test_sample_that_raises_is_named(is_decoded):
         def read_into(self, index, out):
             out["x"] = self[index][0]
 
-    read = core_limit.reader(ThirdInPlace() if is_decoded else Third(), 2, None)
-    read([1, 2])
+    read_batch = core_limit.reader(ThirdInPlace() if is_decoded else Third(), [1, 2], None)
+    read_batch([1, 2])
     with pytest.raises(KeyError) as caught:
-        read([2, 3])
+        read_batch([2, 3])
     assert caught.value.__notes__ == ["sample 3"]

@@ -4,8 +4,10 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from shmload.tools.bench.bench_job import BenchJob
 from shmload.tools.bench.bench_options import BenchOptions
-from shmload.tools.bench.users_loader import arguments_of, like_users, num_samples, users_loader
+from shmload.tools.bench.measure import probe
+from shmload.tools.bench.users_loader import arguments_of, key_batches, like_users, num_samples, users_collate, users_loader
 from shmload.tools.object_reference import UsageError
 
 slow = pytest.mark.slow(reason="reads two epochs of two or three loaders with workers")
@@ -59,6 +61,38 @@ def test_loader_object_of_the_user_is_measured():
 @pytest.mark.parametrize(("factory", "samples"), [("shuffled_loader", 96), ("custom_loader", None), ("stream_loader", None)])
 def test_samples_per_epoch_are_known_if_all_batches_have_one_size(factory, samples):
     assert samples == num_samples(users_loader(f"planted:{factory}", 0))
+
+
+def test_limit_is_measured_with_the_loaders_own_keys_and_function():
+    own = users_loader("planted:sized_loader", 0)
+    batches = key_batches(own)
+    assert [next(batches)[0] for _ in range(17)] == [(6 * (batch % 16), 4 + batch % 16 % 3) for batch in range(17)]
+    values = probe(
+        BenchJob(
+            workload="loader",
+            dataset="",
+            loader="",
+            batch_size=None,
+            num_workers=None,
+            torch_loader="planted:sized_loader",
+            seconds=0.001,
+        )
+    )
+    assert (values["batch_size"], values["has_collate_fn"], values["batch_nbytes"]) == (6, 1, 6 * 4 * 4)
+
+
+@pytest.mark.parametrize(("options", "is_plain"), [({}, True), ({"collate_fn": str}, False)])
+def test_limit_without_batches_reads_items_of_the_sampler(options, is_plain):
+    own = DataLoader([torch.zeros(3)] * 4, batch_size=None, sampler=[2, 0], **options)
+    batches = key_batches(own)
+    assert [next(batches) for _ in range(5)] == [[2], [0], [2], [0], [2]]
+    collate = users_collate(own)
+    assert collate is None if is_plain else collate([torch.zeros(3)]) == "tensor([0., 0., 0.])"
+
+
+def test_sampler_without_samples_is_an_error():
+    with pytest.raises(ValueError, match="the loader's sampler yields nothing"):
+        next(key_batches(DataLoader([1], batch_sampler=iter([]))))
 
 
 def test_items_are_unchanged_without_batching():

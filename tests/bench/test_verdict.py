@@ -64,6 +64,13 @@ def test_without_workers_all_time_is_the_trainers_and_adds_up():
     assert judged(alone).explained_share == pytest.approx(1.0)
 
 
+def test_threads_decode_in_the_trainers_process():
+    threads = figures(are_threads=True, read_cpu_s=0.020, trainer_cpu_s=0.021)
+    assert judged(threads).bottleneck == "decode"
+    assert judged(threads).hand_off_ms == pytest.approx(1)
+    assert judged(threads).decode_ms == pytest.approx(10)
+
+
 def test_reading_is_limited_to_the_loaders_total_time():
     verdict = judged(figures(read_cpu_s=0.020, copy_s=0.003, worker_cpu_s=0.004, wall_s=0.004))
     assert verdict.bottleneck == "hand-off"

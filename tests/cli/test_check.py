@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -99,6 +100,23 @@ def test_every_damaged_image_is_named(tmp_path: Path, command: Command) -> None:
     (found,) = json.loads(done.stdout)
     assert found["num_samples"] == 3
     assert [line.partition("sample ")[2].split(":")[0] for line in found["damaged"]] == ["'1'", "'3'", "'4'"]
+
+
+def test_compressed_shards_after_a_damaged_one_are_read(tmp_path: Path, command: Command) -> None:
+    for number in range(3):
+        with TarWriter(tmp_path / f"{number}.tar") as writer:
+            writer.write({"__key__": "a", "txt": "x" * 1000, "jpg": jpeg(number)[: 300 if number == 2 else None]})
+        data = gzip.compress((tmp_path / f"{number}.tar").read_bytes(), mtime=0)
+        (tmp_path / f"{number}.tar").unlink()
+        (tmp_path / f"{number}.tar.gz").write_bytes(data)
+    changed(tmp_path / "0.tar.gz", 60)
+    for place, num_shards in ((tmp_path, 3), (f"{tmp_path}/{{0..2}}.tar.gz", 3), (tmp_path / "0.tar.gz", 1)):
+        done = command("inspect", "--check", "--json", place)
+        assert done.exit_code == 1
+        (found,) = json.loads(done.stdout)
+        assert (found["num_shards"], found["num_samples"]) == (num_shards, num_shards // 2)
+        assert "0.tar.gz" in found["damaged"][0]
+        assert len(found["damaged"]) == (num_shards + 1) // 2
 
 
 def test_a_truncated_shard_and_a_missing_path(tmp_path: Path, written: Written, command: Command) -> None:

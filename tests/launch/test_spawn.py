@@ -145,6 +145,13 @@ def test_last_output_is_read_from_the_log(tmp_path: Path) -> None:
         shmload.spawn(rank_functions.fail, ("SIGSEGV", barrier("fork"), str(tmp_path)), 3, start_method="fork", logs=tmp_path)
 
 
+def test_last_output_is_not_that_of_an_earlier_run(tmp_path: Path) -> None:
+    (tmp_path / "rank_1.log").write_text("Traceback (most recent call last):\nValueError: yesterday's error\n")
+    with pytest.raises(RankFailed, match=r"rank 1 \(pid \d+\) exited with code 7") as error:
+        shmload.spawn(rank_functions.fail, ("exit", barrier("fork"), str(tmp_path)), 3, start_method="fork", logs=tmp_path)
+    assert "yesterday" not in str(error.value)
+
+
 def test_rank_that_ignores_sigterm_is_killed_after_the_grace_period() -> None:
     begin = monotonic()
     with pytest.raises(RankFailed) as error:

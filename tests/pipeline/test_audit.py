@@ -15,8 +15,8 @@ from hypothesis import given, settings
 
 from shmload.audit.audit_file import AuditLog, Batch, Record, batch_record, event_record, header_line
 from shmload.pipeline import Collate, Conveyer, Join, Map, Partition, Permutation, Range
-from shmload.tools.audit.findings import UNFINISHED, AuditReport
-from shmload.tools.audit.verify import read_folder, verify
+from shmload.tools.audit.findings import UNFINISHED, UNJUDGED, AuditReport
+from shmload.tools.audit.verify import read_folder, reread, verify
 from tests.pipeline.pipeline_kit import Joined, Leaf, Spec, pulled, specs
 
 JOINED = Joined(
@@ -238,3 +238,46 @@ def test_ranks_with_different_fetch_sizes_verify(tmp_path: Path) -> None:
     assert (report.findings, report.unjudged, report.status) == ([], [], UNFINISHED)
     assert (report.loaders[0].epochs[0].state, report.loaders[0].epochs[0].num_samples) == ("unfinished", 384)
     assert report.verdict == "epoch 0 so far: 384 of 400 samples, each once"
+
+
+def noisy(number: int) -> dict[str, Any]:
+    return {"x": np.array([number, np.random.rand()])}
+
+
+def quiet(number: int) -> dict[str, Any]:
+    return {"x": np.array([number, 0.5])}
+
+
+def doubled(batch: dict[str, Any]) -> dict[str, Any]:
+    return {"x": batch["x"] * 2}
+
+
+@pytest.mark.parametrize("tail", [[], [Collate(3)], [Collate(3), Map(doubled)]], ids=["items", "batches", "mapped batches"])
+def test_batches_of_a_pipeline_are_read_again(tail: list[Any], tmp_path: Path) -> None:
+    source, *rest = stages = [Permutation(10, seed=5), Map(noisy), *tail]
+    for rank in range(2):
+        with Conveyer([source, Partition(rank, 2), *rest], audit=tmp_path) as ran:
+            pulled(ran, 1)
+    report, loaders = verify(read_folder(tmp_path))
+    reread(loaders, Conveyer(stages), 100, report)
+    assert (report.status, report.num_reread) == (UNFINISHED, 2)
+    reread(loaders, Conveyer([source, Map(quiet), *tail]), 100, report)
+    assert report.num_found["content"] == 2
+
+
+@pytest.mark.parametrize(
+    ("made", "text"),
+    [
+        (Permutation(10, seed=6).map(noisy).batch(2), "--dataset is pipeline(Permutation(10, seed=6"),
+        (Permutation(10, seed=5).map(noisy), "--dataset has no Collate, unlike the recorded pipeline"),
+        (Permutation(10, seed=5).map(noisy).filter(bool).batch(2), "--dataset has stages that make more or fewer items"),
+        ([1, 2], "--dataset is no pipeline"),
+    ],
+)
+def test_other_pipelines_are_not_read_again(made: Any, text: str, tmp_path: Path) -> None:
+    with Conveyer([Permutation(10, seed=5), Map(noisy), Collate(2)], audit=tmp_path) as ran:
+        pulled(ran, 2)
+    report, loaders = verify(read_folder(tmp_path))
+    reread(loaders, made, 100, report)
+    assert (report.num_reread, report.status) == (0, UNJUDGED)
+    assert text in report.unjudged[-1]

@@ -52,6 +52,8 @@ def test_actor_without_room_may_use_any_node_and_one_without_cpus_keeps_its_node
     assert last == {"num_cpus": 1, "scheduling_strategy": "SPREAD"}
     put = [one["scheduling_strategy"] for one in options_of(nodes, 4, {"num_cpus": 0})]
     assert [(strategy.node_id, strategy.soft) for strategy in put] == [(a, False), (b, False), (a, False), (a, False)]
+    gpus = {"num_cpus": 0, "resources": {"decoder": 1}}
+    assert options_of(nodes, 2, gpus) == [{**gpus, "scheduling_strategy": "SPREAD"}] * 2  # not every node has a decoder
     given = {"num_cpus": 2, "scheduling_strategy": "SPREAD"}
     assert options_of(nodes, 2, given) == [given] * 2
 

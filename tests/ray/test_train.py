@@ -189,6 +189,8 @@ def test_order_that_is_divided_already_or_must_stay_is_unchanged(place: Any) -> 
         ({"sampler": WeightedRandomSampler([1.0] * 61, 61)}, "WeightedRandomSampler gives"),
         ({"batch_sampler": BatchSampler(SequentialSampler(range(61)), 4, False)}, "BatchSampler gives"),
         ({"sampler": RandomSampler(range(61), replacement=True)}, "a RandomSampler with replacement"),
+        ({"sampler": RandomSampler(range(61), num_samples=8)}, "the sampler chooses 8 of the dataset's 61 samples"),
+        ({"sampler": SequentialSampler(range(9))}, "the sampler chooses 9 of the dataset's 61 samples"),
     ],
 )
 def test_sampler_that_rays_own_would_discard_is_refused(place: Any, options: dict[str, Any], named: str, seed: int | None) -> None:

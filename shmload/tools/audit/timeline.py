@@ -35,6 +35,7 @@ class AuditTimeline:
     def _read(self, part: AuditPart) -> None:
         has_begun = has_state = False
         newest: dict[int, int] = {}  # step, by epoch begun: two iterators of one loader may alternate
+        num_steps: dict[int, Any] = {}  # by epoch, where they are known
         for record in part.log.records:
             if isinstance(record, Batch):
                 has_begun = True
@@ -44,6 +45,8 @@ class AuditTimeline:
                 newest[one.epoch] = one.step
                 self.batches.append(one)
                 self._active.setdefault(one.epoch, []).append(one)
+                if part.header.in_order and one.step + 1 == num_steps.get(one.epoch):
+                    self._ended(End(part, one.epoch, one.step + 1))
                 continue
             epoch, step = _place(record)
             if record.kind == "resume" and (record.details.get("by") != "set_epoch" or not has_begun):
@@ -54,7 +57,7 @@ class AuditTimeline:
                     for its in {one.rank: one.part for one in before}.values():
                         self._ended(End(its, epoch - 1, MAX_N))
             elif record.kind == "pass":
-                newest[epoch] = step
+                newest[epoch], num_steps[epoch] = step, record.details.get("num_steps")
                 if not (has_begun or has_state) and any(_is_before(one.part, part) for its in self._active.values() for one in its):
                     before = [one for one in self.batches if not one.is_superseded]
                     self._supersede(part, 0, 0)

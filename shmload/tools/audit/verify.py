@@ -4,7 +4,8 @@ Batches that should be equal are compared by their digests.
 
 If the dataset is available, batches are read again by the loader's own inline reader, with the seed, epoch and indices of the
 record. So random augmentations repeat, and a difference means that memory or rows were mixed up, or that the data has changed.
-Torch mode's augmentations cannot be repeated batch by batch; a difference there means nothing.
+Torch mode's augmentations cannot be repeated batch by batch, nor can those with `seed_samples=False`; a difference there means
+nothing.
 """
 
 from __future__ import annotations
@@ -129,16 +130,22 @@ def _judge(timeline: AuditTimeline, report: AuditReport, *, allow_restarts: bool
     for number in range(min(known, default=0), last + 1):
         epoch = EpochReport(number, num_superseded=superseded[number])
         summary.epochs.append(epoch)
+        epoch.num_expected = _num_expected(newest)
         if number not in by_epoch:
             steps = (end.step for end in timeline.ends if end.epoch == number and not end.is_superseded)
             if max(steps, default=1):  # else it ended where it began
                 epoch.state = "defect"
                 report.found("missing", f"epoch {number}: no batch is recorded")
-            elif _num_expected(newest) is None:
+            elif epoch.num_expected is None:
                 epoch.state = "consistent"
+            elif epoch.num_expected:  # only possible with these two
+                epoch.state, epoch.num_left_out = "consistent", epoch.num_expected
+                report.unjudged.append(
+                    f'{summary.title}, epoch {number}: nothing was delivered, because drop_last or uneven="drop" leaves out all '
+                    f"{counted(epoch.num_expected, 'sample')}: use smaller batches"
+                )
             continue
         _count(epoch, by_epoch[number], report)
-        epoch.num_expected = _num_expected(newest)
         is_last, is_ended = number == last, ended.get(number, set())
         num_found = report.num_found.total()
         if newest.mode in (Mode.SEED, Mode.PIPELINE):
@@ -166,8 +173,12 @@ def _judge(timeline: AuditTimeline, report: AuditReport, *, allow_restarts: bool
 def _num_expected(header: Header) -> int | None:
     if header.n is None or (header.stream or {}).get("is_endless"):
         return None
-    is_each_ranks = header.mode == Mode.TORCH and header.order is None
-    return header.n * (header.world_size if is_each_ranks else 1)
+    return header.n * (header.world_size if _is_whole_on_each_rank(header) else 1)
+
+
+def _is_whole_on_each_rank(header: Header) -> bool:
+    """Return whether a sampler gives each rank all samples."""
+    return header.mode in (Mode.TORCH, Mode.SAMPLED) and header.order is None
 
 
 def _count(epoch: EpochReport, deliveries: list[Delivery], report: AuditReport) -> None:
@@ -188,8 +199,8 @@ def _count(epoch: EpochReport, deliveries: list[Delivery], report: AuditReport) 
 
 def _note_unjudged(header: Header, summary: AuditedLoader, report: AuditReport) -> None:
     """Add what could not be judged about a loader to the report, and why."""
-    if not any(epoch.state == "consistent" for epoch in summary.epochs):
-        if header.mode == Mode.TORCH and header.order is None and header.world_size > 1:
+    if not any(epoch.state == "consistent" and epoch.num_batches for epoch in summary.epochs):
+        if _is_whole_on_each_rank(header) and header.world_size > 1:
             report.notes.append(
                 f"{summary.title}: each of the {header.world_size} ranks is delivered the whole dataset, as torch does without a "
                 "DistributedSampler"
@@ -253,7 +264,7 @@ def reread(
 
     Args:
         loaders: the deliveries of each loader.
-        made: the dataset, or a ShmLoader that reads it, if a collate_fn or other arguments matter.
+        made: the dataset; or a ShmLoader that reads it, if a collate_fn or other arguments matter; or the pipeline.
         num_samples: number of batches to read of each loader.
         report: receives the findings.
         over: iterates over the batches of one loader, for example to show progress.
@@ -261,11 +272,14 @@ def reread(
     skipped: list[str] = []
     for timeline in loaders:
         header, dataset = timeline.parts[0].header, made.dataset if isinstance(made, ShmLoader) else made
-        length = len(dataset) if hasattr(dataset, "__len__") else None
-        if length != header.n and header.order is None:
-            skipped.append(f"--dataset has {length} samples, the record is of {header.n}: not read again")
+        if difference := _difference(made, dataset, header, is_only=len(loaders) == 1):
+            skipped.append(f"{_title(header)}: {difference}: not read again")
             continue
-        reader = _reader(made, header)
+        try:
+            reader = _reader(made, header)
+        except (TypeError, ValueError) as error:
+            skipped.append(f"{_title(header)}: not read again: {error}")
+            continue
         whole = [one for one in timeline.batches if one.batch.num_rows and not one.batch.is_partial]
         chosen = random.Random(0).sample(whole, min(num_samples, len(whole)))
         differing, failed = [], []
@@ -277,10 +291,12 @@ def reread(
                 failed.append(f"{one.where}: {one_line(error)}")
         if failed:
             report.unjudged.append(f"{len(failed)} of {len(chosen)} batches could not be read again, the first of {failed[0]}")
-        if header.mode == Mode.TORCH and differing:
+        is_repeatable = header.mode != Mode.TORCH and header.seed_samples
+        if differing and not is_repeatable:
+            which = "torch mode's augmentations" if header.mode == Mode.TORCH else "augmentations with seed_samples=False"
             report.unjudged.append(
-                f"{len(differing)} of {len(chosen)} batches read again differ: torch mode's augmentations cannot be repeated, so "
-                "this means nothing if the dataset has any"
+                f"{len(differing)} of {len(chosen)} batches read again differ: {which} cannot be repeated, so this means nothing "
+                "if the dataset has any"
             )
             continue
         for one in differing:
@@ -288,12 +304,45 @@ def reread(
     (report.notes if len(skipped) < len(loaders) else report.unjudged).extend(skipped)
 
 
+def _difference(made: Any, dataset: Any, header: Header, *, is_only: bool) -> str:
+    """Return what shows that a loader's record is not of this dataset or loader; empty if nothing does.
+
+    The type of the dataset tells several loaders of a folder apart. It says nothing about the folder's only loader, because a
+    program may read the same data with a class of another name.
+    """
+    if (header.mode == Mode.PIPELINE) != _is_pipeline(made):
+        return f"--dataset is {'a' if _is_pipeline(made) else 'no'} pipeline"
+    if _is_pipeline(made):
+        return ""
+    length = len(dataset) if hasattr(dataset, "__len__") else None
+    kind = type(dataset).__qualname__
+    if kind != header.dataset and not is_only:
+        return f"--dataset is of type {kind}"
+    if length != header.n and header.order is None:
+        return f"--dataset has {length} samples"
+    if isinstance(made, ShmLoader) and made.seed != header.seed:
+        return f"--dataset gave a loader with seed={made.seed!r}"
+    return ""
+
+
+def _is_pipeline(made: Any) -> bool:
+    """Return whether an object is a pipeline, or a source of one."""
+    return hasattr(made, "stages")
+
+
 def _reader(made: Any, header: Header) -> InlineReader:
+    if _is_pipeline(made):
+        from shmload.pipeline.keyed_engine import reader_of_stages  # not imported unless needed
+
+        reader, order = reader_of_stages(made.stages)
+        if order.identity != header.order:
+            raise ValueError(f"--dataset is {order.identity}, and the record is of {header.order}")
+        if (order.batch_size is None) != (header.batch_size is None):
+            raise ValueError(f"--dataset has {'no' if order.batch_size is None else 'a'} Collate, unlike the recorded pipeline")
+        return reader
     if not isinstance(made, ShmLoader):
         seed_samples = None if header.seed is None else header.seed_samples
         made = ShmLoader(made, header.batch_size, seed=header.seed, seed_samples=seed_samples)
-    elif made.seed != header.seed:
-        raise ValueError(f"--dataset gave a loader with seed={made.seed!r}, but the record has seed={header.seed!r}")
     return inline_reader_of(made)
 
 

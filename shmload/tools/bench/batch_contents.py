@@ -27,7 +27,10 @@ def touch(batch: Any) -> int:
     nbytes = 0
     for leaf in leaves(batch):
         if isinstance(leaf, torch.Tensor):
-            flat = (leaf.values() if leaf.is_nested else leaf).detach().reshape(-1).view(torch.uint8).numpy()
+            dense = _dense(leaf)
+            if dense is None:
+                continue
+            flat = dense.detach().reshape(-1).view(torch.uint8).numpy()
         elif isinstance(leaf, np.ndarray) and not leaf.dtype.hasobject:
             flat = np.ascontiguousarray(leaf).reshape(-1).view(np.uint8)
         else:
@@ -35,6 +38,15 @@ def touch(batch: Any) -> int:
         flat[::TOUCHED_EVERY].max(initial=0)
         nbytes += flat.nbytes
     return nbytes
+
+
+def _dense(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Return the elements of a tensor of any layout; None for a layout without elements in one block of memory."""
+    if tensor.is_nested or tensor.layout is torch.sparse_coo:
+        return tensor.values() if tensor.is_nested else tensor._values()  # not `values`, which sums up equal positions first
+    if tensor.layout in (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc):
+        return tensor.values()
+    return tensor.resolve_conj().resolve_neg() if tensor.layout is torch.strided and not tensor.is_quantized else None
 
 
 def num_rows(batch: Any) -> int:
@@ -47,6 +59,10 @@ def num_rows(batch: Any) -> int:
     return len(batch) if isinstance(batch, (list, tuple)) else 1
 
 
-def digest(batch: Any) -> int:
-    """Return a digest of dtypes, shapes and all bytes, to compare loaders without keeping batches. Container types are ignored."""
-    return digest_of(list(leaves(batch)))[0]
+def digest(batch: Any) -> int | None:
+    """Return a digest of dtypes, shapes and all bytes, to compare loaders without keeping batches. Container types are ignored.
+
+    None if the batch contains objects, such as dates, whose contents a digest leaves out.
+    """
+    found, is_partial = digest_of(list(leaves(batch)))
+    return None if is_partial else found

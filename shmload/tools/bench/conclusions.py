@@ -56,6 +56,7 @@ def figures_of(section: WorkloadReport, subject: str, num_cpus: int) -> Figures 
     trainer_cpu_s = metrics["trainer_us_per_batch"] / 1e6
     return Figures(
         num_workers=section.num_workers,
+        are_threads=subject == "shmload-threads",
         num_cpus=num_cpus,
         read_cpu_s=limit["read_cpu_us_per_sample"] * rows / 1e6,
         read_blocked_s=limit["read_blocked_us_per_sample"] * rows / 1e6,

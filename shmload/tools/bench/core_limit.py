@@ -33,10 +33,10 @@ class Reading:
     blocked_s: float  # per sample: asleep while waiting for the sample's source
 
 
-def sample_nbytes(dataset: Any) -> int:
-    """Return the bytes of the arrays and tensors in the first sample."""
+def sample_nbytes(dataset: Any, key: Any = 0) -> int:
+    """Return the bytes of the arrays and tensors in the sample with a key; in the first one of an iterable dataset."""
     samples = samples_of(dataset)
-    sample = _sample(samples, 0) if is_map_style(samples) else next(iter(samples))
+    sample = _sample(samples, key) if is_map_style(samples) else next(iter(samples))
     return sum(leaf.nbytes for leaf in leaves(sample) if isinstance(leaf, (np.ndarray, torch.Tensor)))
 
 
@@ -84,21 +84,33 @@ def _fill_rows(dataset: Any, indices: Sequence[int], out: dict[str, Any]) -> Non
 
 
 def read(
-    dataset: Any, *, batch_size: int, seconds: float, copy_bytes_per_s: float, collate: Callable[[list[Any]], Any] | None = None
+    dataset: Any,
+    batches: Iterator[list[Any]],
+    *,
+    seconds: float,
+    copy_bytes_per_s: float,
+    collate: Callable[[list[Any]], Any] | None = None,
 ) -> Reading:
-    """Measure how fast one core reads samples into a resident batch, in random order, without handing the batch over.
+    """Measure how fast one core reads samples into a resident batch, without handing the batch over.
 
     A dataset with a protocol fills the batch itself. Of any other the samples are only read, and the least time in which their
     bytes can be copied is added, so that the limit is not slower than a good loader. The user's collate function is run, because
     every loader must run it.
+
+    Args:
+        dataset: the dataset.
+        batches: the keys of the batches to read, without end. The first one only warms up.
+        seconds: time to read.
+        copy_bytes_per_s: rate of a copy.
+        collate: the user's function.
     """
-    draws = orders(dataset, batch_size)
-    read_batch = reader(dataset, batch_size, collate)
-    read_batch(next(draws))  # imports, page faults
+    first = next(batches)
+    read_batch = reader(dataset, first, collate)
+    read_batch(first)  # imports, page faults
     count = nbytes = 0
     elapsed_s = 0.0
     cpu0_s, runnable0_s, start_s = time.process_time(), runnable_s(), time.perf_counter()
-    for indices in draws:
+    for indices in batches:
         before_s = time.perf_counter()
         nbytes += read_batch(indices)
         elapsed_s += time.perf_counter() - before_s
@@ -123,7 +135,7 @@ def runnable_s() -> float:
     return time.thread_time() + delay_s
 
 
-def orders(dataset: Any, rows: int) -> Iterator[list[int]]:
+def random_batches(dataset: Any, rows: int) -> Iterator[list[int]]:
     """Yield the indices of random batches endlessly. An iterable dataset is read in its own order."""
     if not is_map_style(samples_of(dataset)):
         yield from itertools.repeat(list(range(rows)))
@@ -133,8 +145,15 @@ def orders(dataset: Any, rows: int) -> Iterator[list[int]]:
         yield draw.integers(0, length, rows).tolist()
 
 
-def reader(dataset: Any, rows: int, collate: Callable[[list[Any]], Any] | None) -> Callable[[list[int]], int]:
-    """Return a function that reads the samples of some indices, and returns the bytes left to copy into a batch."""
+def reader(dataset: Any, first: list[Any], collate: Callable[[list[Any]], Any] | None) -> Callable[[list[Any]], int]:
+    """Return a function that reads the samples of a batch's keys, and returns the bytes left to copy into the batch.
+
+    Args:
+        dataset: the dataset.
+        first: keys of a batch that is as large as the others.
+        collate: the user's function.
+    """
+    rows = len(first)
     if collate is None and declares_decoding(dataset) and (out := _rows_of(dataset.schema, rows)) is not None:
         fill = filler(dataset)
 
@@ -147,11 +166,11 @@ def reader(dataset: Any, rows: int, collate: Callable[[list[Any]], Any] | None) 
             return 0
 
         return fill_resident
-    nbytes, samples = sample_nbytes(dataset), samples_of(dataset)
+    nbytes, samples = sample_nbytes(dataset, first[0]), samples_of(dataset)
     stream = itertools.chain.from_iterable(itertools.repeat(samples))  # an iterable dataset, pass after pass
-    take: Callable[[int], Any] = functools.partial(_sample, samples) if is_map_style(samples) else lambda index: next(stream)
+    take: Callable[[Any], Any] = functools.partial(_sample, samples) if is_map_style(samples) else lambda index: next(stream)
 
-    def read_only(indices: list[int]) -> int:
+    def read_only(indices: list[Any]) -> int:
         if collate is not None:
             collate([take(index) for index in indices])
             return 0
@@ -162,12 +181,12 @@ def reader(dataset: Any, rows: int, collate: Callable[[list[Any]], Any] | None) 
     return read_only
 
 
-def _sample(samples: Any, index: int) -> Any:
-    """Return a sample; an exception is raised with a note that has the index."""
+def _sample(samples: Any, key: Any) -> Any:
+    """Return a sample; an exception is raised with a note that has its key."""
     try:
-        return samples[index]
+        return samples[key]
     except Exception as error:
-        error.add_note(f"sample {index}")
+        error.add_note(f"sample {key!r:.200}")
         raise
 
 

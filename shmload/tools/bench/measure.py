@@ -4,11 +4,13 @@ Its stdout is left to the user's dataset.
 """
 
 import gc
+import itertools
 import json
 import os
 import sys
 import time
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +19,10 @@ import torch
 from shmload.tools.bench.batch_contents import digest
 from shmload.tools.bench.bench_job import LIMIT_S, BenchJob
 from shmload.tools.bench.contestants import LoaderOptions, factory
-from shmload.tools.bench.core_limit import memcpy_bytes_per_s, read, sample_nbytes
+from shmload.tools.bench.core_limit import memcpy_bytes_per_s, random_batches, read, sample_nbytes
 from shmload.tools.bench.decoded_samples import samples_of
 from shmload.tools.bench.measured_stream import MeasuredStream, after, after_whole_epochs, peak_pss_bytes, record
-from shmload.tools.bench.users_loader import like_users, num_samples, users_loader
+from shmload.tools.bench.users_loader import key_batches, like_users, num_samples, users_collate, users_loader
 from shmload.tools.object_reference import UsageError, is_map_style, make_dataset, one_line, resolve
 from shmload.worker.decoding_protocol import declares_decoding
 
@@ -50,7 +52,8 @@ def run(job: BenchJob) -> dict[str, Any]:
         found["values"] = time_loader(dataset, job)
     if job.num_digests and (job.torch_loader or getattr(factory(job.loader), "keeps_order", True)):
         stream = open_stream(dataset, job)
-        found["digests"] = [digest(stream.next()[0]) for _ in range(job.num_digests)]
+        digests = [digest(stream.next()[0]) for _ in range(job.num_digests)]
+        found["digests"] = [] if None in digests else digests  # objects without bytes are not compared
         stream.close()
     return found
 
@@ -59,21 +62,25 @@ def probe(job: BenchJob) -> dict[str, float]:
     """Measure the limit of one core. Raise UsageError if reading the dataset fails, so that this is not blamed on a loader."""
     batch_size, num_workers = job.batch_size, job.num_workers
     collate = resolve(job.collate, what="--collate") if job.collate else None
+    batches: Iterator[list[Any]] | None = None
     if job.torch_loader:
         own = users_loader(job.torch_loader, job.seed)
         dataset: Any = own.dataset
-        batch_size = own.batch_size or 1
+        batch_size, batches, collate = own.batch_size, key_batches(own), users_collate(own)
         num_workers = own.num_workers if num_workers is None else num_workers
-        is_plain = own.collate_fn is torch.utils.data.default_collate or own.batch_size is None
-        collate = None if is_plain else own.collate_fn
     else:
         dataset = make_dataset(job.dataset, job.arguments)
     length = len(dataset) if is_map_style(samples_of(dataset)) else 0
     rows = min(batch_size or 1, length or sys.maxsize)
     try:
-        nbytes = rows * sample_nbytes(dataset)
+        if batches is None:
+            batches, key = random_batches(dataset, rows), 0
+        else:
+            first = next(batches)
+            batches, key, rows = itertools.chain([first], batches), first[0], len(first)
+        nbytes = rows * sample_nbytes(dataset, key)
         copy_rate = memcpy_bytes_per_s(nbytes)
-        reading = read(dataset, batch_size=rows, seconds=job.seconds, copy_bytes_per_s=copy_rate, collate=collate)
+        reading = read(dataset, batches, seconds=job.seconds, copy_bytes_per_s=copy_rate, collate=collate)
     except Exception as error:
         where = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
         raise UsageError(f"{job.workload}: reading samples of the dataset raised {one_line(error)}{where}") from error
@@ -81,7 +88,7 @@ def probe(job: BenchJob) -> dict[str, float]:
         "num_samples": float(length),
         "decodes_in_place": float(declares_decoding(dataset)),
         "has_collate_fn": float(collate is not None),
-        "batch_size": float(batch_size or 1),
+        "batch_size": float(batch_size or rows),
         "num_workers": float(num_workers or 0),
         "batch_nbytes": float(nbytes),
         "fill_samples_per_s": reading.samples_per_s,
@@ -95,7 +102,8 @@ def open_stream(dataset: Any, job: BenchJob) -> MeasuredStream:
     if job.torch_loader:
         own = users_loader(job.torch_loader, job.seed)
         beside = like_users(job.loader, own, job.num_workers, job.prefetch_factor)
-        return MeasuredStream(beside, num_samples(own), own.batch_size)
+        is_single = own.batch_size is None and own.batch_sampler is None  # each item is a sample
+        return MeasuredStream(beside, num_samples(own), 1 if is_single else own.batch_size)
     torch.manual_seed(job.seed)  # makes a dataset that draws from the global generator repeatable
     if job.collate or not job.loader.startswith("shmload"):  # a collate function and other loaders need samples
         dataset = samples_of(dataset)

@@ -2,6 +2,7 @@
 
 import math
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -22,7 +23,8 @@ class MeasuredStream:
     Args:
         loader: the loader.
         num_samples: number of samples of an epoch.
-        batch_size: number of samples of a batch. Without these two numbers, the rows of each batch are counted.
+        batch_size: largest number of samples of a batch. Without `num_samples`, the rows of each batch are counted up to it,
+            because a collate function may put several rows of a sample end to end; without `batch_size`, all rows.
     """
 
     def __init__(self, loader: Loader, num_samples: int | None, batch_size: int | None) -> None:
@@ -48,7 +50,7 @@ class MeasuredStream:
             return self.next()
         self.position += 1
         if self.num_samples is None or self.batch_size is None:
-            return batch, num_rows(batch)
+            return batch, min(num_rows(batch), self.batch_size or sys.maxsize)
         return batch, max(1, min(self.batch_size, self.num_samples - (self.position - 1) * self.batch_size))
 
     def close(self) -> None:

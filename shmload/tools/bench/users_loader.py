@@ -5,10 +5,11 @@ same objects, so both draw the same order from the same generator. `torch` is th
 another number of workers or prefetch factor: then it is rebuilt in the same way.
 """
 
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, default_collate, default_convert
 
 from shmload.loader import ShmLoader
 from shmload.tools.object_reference import UsageError, one_line, resolve
@@ -74,6 +75,35 @@ def like_users(name: str, own: DataLoader[Any], num_workers: int | None, prefetc
     elif name == "shmload-threads":
         arguments |= {"backend": "thread", "multiprocessing_context": None}
     return (DataLoader if name == "torch" else ShmLoader)(own.dataset, **arguments)
+
+
+def key_batches(loader: DataLoader[Any]) -> Iterator[list[Any]] | None:
+    """Return the keys of the loader's batches, pass after pass; None for an iterable dataset.
+
+    Raises:
+        ValueError: when a batch is taken, a pass of the sampler is empty.
+    """
+    return None if isinstance(loader.dataset, IterableDataset) else _passes_of(loader)
+
+
+def _passes_of(loader: DataLoader[Any]) -> Iterator[list[Any]]:
+    while True:
+        batches: Iterable[Any] = loader.batch_sampler or ([key] for key in loader.sampler)
+        is_empty = True
+        for keys in batches:
+            is_empty = False
+            yield list(keys)
+        if is_empty:
+            raise ValueError("the loader's sampler yields nothing: give one that has samples in each pass")
+
+
+def users_collate(loader: DataLoader[Any]) -> Callable[[list[Any]], Any] | None:
+    """Return the function that makes the loader's batches of lists of samples; None if it is torch's own."""
+    if loader.collate_fn in (default_collate, default_convert):
+        return None
+    if loader.batch_sampler is not None or isinstance(loader.dataset, IterableDataset):
+        return loader.collate_fn
+    return lambda samples: loader.collate_fn(samples[0])  # without batches, it gets each sample alone
 
 
 def num_samples(loader: DataLoader[Any]) -> int | None:

@@ -25,16 +25,19 @@ class Figures:
     """The measurements of one loader on one workload, per batch.
 
     Args:
-        num_workers: number of worker processes; 0 if the trainer reads.
+        num_workers: number of workers; 0 if the trainer reads.
+        are_threads: whether the workers are threads of the trainer.
         num_cpus: processors that they may use.
         read_cpu_s, read_blocked_s: reading all samples of a batch on one core, computing and asleep.
         copy_s: the least time in which a core copies the batch's bytes.
-        worker_cpu_s, trainer_cpu_s: CPU time of the loader's processes, without the trainer's own work.
+        worker_cpu_s, trainer_cpu_s: CPU time of the loader's processes, without the trainer's own work. The trainer's includes
+            that of its threads.
         trainer_s: the trainer's own work: touching the batch, and the simulated step.
         wall_s, wait_share: time from batch to batch, and the share of it in which the trainer waited.
     """
 
     num_workers: int
+    are_threads: bool = False
     num_cpus: int
     read_cpu_s: float
     read_blocked_s: float
@@ -135,7 +138,7 @@ def demands(figures: Figures) -> Demands:
     workers = max(1, figures.num_workers)
     computing = max(1, min(workers, figures.num_cpus))
     decode_cpu_s = max(0.0, min(figures.read_cpu_s, figures.worker_cpu_s + figures.trainer_cpu_s) - figures.copy_s)
-    if figures.num_workers:
+    if figures.num_workers and not figures.are_threads:
         worker_cpu_s = max(figures.worker_cpu_s - decode_cpu_s, 0.0)
         trainer_cpu_s = figures.trainer_cpu_s
     else:

@@ -22,7 +22,7 @@ from base64 import b64decode, b64encode
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, NamedTuple, get_type_hints
 
 import numpy as np
 
@@ -45,8 +45,13 @@ class Mode(StrEnum):
     TORCH = "torch"
 
 
-Change = tuple[int, Any, Any, int]
-"""A replaced row: (row as ordered, its index, the index delivered instead or None if it was skipped, number of indices tried)."""
+class Change(NamedTuple):
+    """A row that differs from what was ordered."""
+
+    row: int  # as ordered
+    key: Any
+    substitute: Any  # the key delivered instead; None if the sample was skipped
+    num_tries: int  # keys tried until then
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +77,11 @@ class Header:
     pid: int
     started_ns: int = 0
     stream: dict[str, Any] | None = None  # of a pipeline: how its keys are built, and whether it ends
+
+    @property
+    def each_rank_reads_all(self) -> bool:
+        """Return whether one of torch's samplers gives each rank all samples."""
+        return self.mode in (Mode.TORCH, Mode.SAMPLED) and self.order is None
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -239,8 +249,8 @@ def _record_of(line: bytes, offset: int) -> Record | str:
         keys = fields["keys"]
         if isinstance(keys, str):
             keys = np.frombuffer(b64decode(keys, validate=True), "<i8")
-        changes = tuple((row, key, new, tries) for row, key, new, tries in fields["changes"])
-        whole = (*numbers.values(), *(number for row, _, _, tries in changes for number in (row, tries)))
+        changes = tuple(Change(*change) for change in fields["changes"])
+        whole = (*numbers.values(), *(number for one in changes for number in (one.row, one.num_tries)))
         if all(type(number) is int for number in whole) and (keys is None or isinstance(keys, (list, np.ndarray))):
             return Batch(**numbers, keys=keys, is_partial=bool(fields["is_partial"]), changes=changes, offset=offset)
     except (KeyError, TypeError, ValueError):

@@ -253,8 +253,8 @@ def _changes_of(order: Order) -> tuple[Change, ...]:
     if order.ordered is None:
         return ()
     came = {row: (order.indices[i], tries) for i, (row, tries) in enumerate(order.origins or ())}
-    rows = [(row, key, *came.get(row, (None, 0))) for row, key in enumerate(order.ordered)]
-    return tuple(change for change in rows if change[0] not in came or change[3])
+    changes = [Change(row, key, *came.get(row, (None, 0))) for row, key in enumerate(order.ordered)]
+    return tuple(change for change in changes if change.row not in came or change.num_tries)
 
 
 def header_of(config: LoaderConfig, schedule: Schedule | BatchSchedule | None, rank: int | None = None) -> Header:

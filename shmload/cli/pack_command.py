@@ -92,6 +92,8 @@ def pack(
         dataset = ObjectStream(source) if in_order else dataset_of(source, layout)
         if function is not None:
             dataset = FlatSamples(dataset, resolve(function, what="--function"))
+        if not dest:
+            raise ValueError("DEST is empty: give a folder or s3://bucket/folder")
         store = open_store(dest, make_client(endpoint) if endpoint else None)
         with progress_bar(sys.stderr.isatty()) as bar:
             packing = packing_of(dataset, store, options, progress_on(bar))
@@ -108,7 +110,7 @@ def pack(
         refuse("pack", _in_a_line(error))
     except KeyboardInterrupt:
         refuse("pack", "interrupted; run the same command again to continue", 130)
-    found = f", {packing.num_found:,} of which were there" if packing.num_found else ""
+    found = f" ({packing.num_found:,} already there)" if packing.num_found else ""
     typer.echo(
         f"{counted(manifest.num_samples, 'sample')} in {counted(len(manifest.shards), 'shard')}{found}, "
         f"{size_text(manifest.nbytes)}, {perf_counter() - begin:.1f} s: {', '.join(manifest.extensions)}"

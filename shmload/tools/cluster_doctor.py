@@ -95,8 +95,7 @@ def examine_cluster(address: str = "auto") -> list[Finding]:
     except ImportError:
         return [Finding("cluster", "problem", "Ray is not installed here", 'pip install "shmload[ray]"')]
     except ClusterUnreachable as error:
-        text, _, remedy = str(error).partition(". Start one")
-        return [Finding("cluster", "problem", text, f"Start one{remedy}")]
+        return [Finding("cluster", "problem", str(error))]  # which has the remedy
     try:
         going = draining()
         states = _looked_at(ray, alive_nodes(ray.nodes(), going))

@@ -193,6 +193,13 @@ def test_loader_in_a_container_with_a_shared_dev_shm_is_visible_inside_and_outsi
         assert (found["pid"], found["owner_pid"], found["command"]) == (None, outside.pid, "")
 
 
+def test_ranks_of_one_run_are_listed_together() -> None:
+    alone, ranks = {"RANK": "0", "WORLD_SIZE": "1"}, [{"RANK": str(rank), "WORLD_SIZE": "2"} for rank in range(2)]
+    with running("still", **ranks[0]) as one, running("still", **alone) as other, running("still", **ranks[1]) as two:
+        look = Watch([one.pid, other.pid, two.pid]).look()
+    assert [loader["world_size"] for loader in look["loaders"]] == [1, 2, 2]
+
+
 def test_ranks_of_one_run_are_distinguished() -> None:
     with running("still", RANK="0", WORLD_SIZE="2") as one, running("still", RANK="1", WORLD_SIZE="2") as two:
         look = Watch([one.pid, two.pid]).look()

@@ -69,19 +69,18 @@ def judge_positions(
     rows = [_rows(one, report) for one in deliveries]
     if header.mode == Mode.SEED and header.order is None:
         _check_indices([one for one, (positions, _) in zip(deliveries, rows, strict=True) if len(positions)], report)
-    # positions that were delivered; where the newest start began; the position after the last delivered one; where the epoch ends
-    had = _once([positions for positions, _ in rows], deliveries, report)
-    first = min(_at(one) for one in deliveries if one.part.start == newest.part.start)
-    reached = int(had[-1]) + 1 if len(had) else 0
-    whole = _whole(header, first, reached, [part.header for part in parts if part.start > newest.part.start])
-    front = reached if whole is None or is_open else whole  # positions below this should have been delivered
-    near = min(front, reached + (first - reached) % _stride(header))  # the end of the step that was reached
-    gaps = _gaps(had, near)
-    remaining = _remaining(gaps, first, deliveries, newest, parts, report) if is_open else gaps[:0]
-    _report_missing(deliveries, np.setdiff1d(gaps, remaining, assume_unique=True), range(near, front), parts, report)
-    if is_open and (len(remaining) or whole is None or front < whole):
+    delivered = _once([positions for positions, _ in rows], deliveries, report)
+    start_at = min(_at(one) for one in deliveries if one.part.start == newest.part.start)  # where the newest start began
+    reached = int(delivered[-1]) + 1 if len(delivered) else 0
+    end = _end_of_epoch(header, start_at, reached, [part.header for part in parts if part.start > newest.part.start])
+    due = reached if end is None or is_open else end  # positions below this should have been delivered
+    step_end = min(due, reached + (start_at - reached) % _stride(header))  # the end of the step that was reached
+    gaps = _gaps(delivered, step_end)
+    remaining = _remaining(gaps, start_at, deliveries, newest, parts, report) if is_open else gaps[:0]
+    _report_missing(deliveries, np.setdiff1d(gaps, remaining, assume_unique=True), range(step_end, due), parts, report)
+    if is_open and (len(remaining) or end is None or due < end):
         epoch.state = "unfinished"
-        epoch.remaining = f"positions after {np.append(remaining, front)[0] - 1}"
+        epoch.remaining = f"positions after {np.append(remaining, due)[0] - 1}"
     if header.mode == Mode.SEED and header.order is not None:
         epoch.state = "consistent"
     keys = np.concatenate([np.empty(0, np.int64), *(keys for _, keys in rows)])
@@ -190,14 +189,14 @@ def _once(positions: Sequence[Keys], deliveries: Sequence[Delivery], report: Aud
     return np.delete(every, again)
 
 
-def _gaps(had: Keys, front: int) -> Keys:
-    """Return the positions below `front` that a sorted array lacks."""
-    lengths = np.diff(np.concatenate([[-1], had[had < front], [front]])) - 1
+def _gaps(delivered: Keys, below: int) -> Keys:
+    """Return the positions below `below` that a sorted array lacks."""
+    lengths = np.diff(np.concatenate([[-1], delivered[delivered < below], [below]])) - 1
     return np.arange(lengths.sum()) + np.repeat(np.arange(len(lengths)), lengths)  # number of positions present before each gap
 
 
 def _remaining(
-    gaps: Keys, first: int, deliveries: list[Delivery], newest: Delivery, parts: Sequence[AuditPart], report: AuditReport
+    gaps: Keys, start_at: int, deliveries: list[Delivery], newest: Delivery, parts: Sequence[AuditPart], report: AuditReport
 ) -> Keys:
     """Return the positions still to come: in the newest start, those after the last step of each rank that has a file."""
     header, start = newest.part.header, newest.part.start
@@ -212,7 +211,8 @@ def _remaining(
             f"epoch {newest.epoch}, where the run ended: the record of rank {ranges(behind)} ends "
             f"{(front - min(last.values())) // stride} steps before the others'. It was stopped earlier, or its file was cut"
         )
-    steps = np.unique(gaps[gaps >= first] - (gaps[gaps >= first] - first) % stride)
+    later = gaps[gaps >= start_at]
+    steps = np.unique(later - (later - start_at) % stride)
     found = [
         _positions(step, header, rank=rank)
         for step in steps[steps > min(last.values())].tolist()
@@ -222,12 +222,12 @@ def _remaining(
     return np.intersect1d(np.concatenate([gaps[:0], *found]), gaps)
 
 
-def _whole(header: Header, first: int, reached: int, later: Sequence[Header]) -> int | None:
-    """Return the end of an epoch that is read from position `first` on; None if it is endless.
+def _end_of_epoch(header: Header, start_at: int, reached: int, later: Sequence[Header]) -> int | None:
+    """Return the end of an epoch that is read from position `start_at` on; None if it is endless.
 
     Args:
         header: header of the newest start.
-        first: where the newest start begins.
+        start_at: where the newest start begins.
         reached: how far it was read.
         later: headers of later starts. A start that continues with larger steps may leave out what smaller ones would have read.
     """
@@ -238,7 +238,7 @@ def _whole(header: Header, first: int, reached: int, later: Sequence[Header]) ->
         return end
     if header.mode == Mode.PIPELINE and any(end - reached < _stride(each) for each in later):
         return reached
-    return first + (end - first) // _stride(header) * _stride(header)
+    return start_at + (end - start_at) // _stride(header) * _stride(header)
 
 
 def _at(one: Delivery) -> int:

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import json
 import random
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from shmload.audit.audit_file import DISTRIBUTED, ITERABLE, SUFFIX, AuditLog, Ba
 from shmload.audit.batch_digest import digest_of
 from shmload.loader import ShmLoader, inline_reader_of
 from shmload.modes.inline_reader import InlineReader
-from shmload.tools.audit.deliveries import AuditPart, Delivery
+from shmload.tools.audit.deliveries import AuditPart, Delivery, End
 from shmload.tools.audit.findings import AuditedLoader, AuditReport, EpochReport
 from shmload.tools.audit.items import judge_items
 from shmload.tools.audit.passes import judge_pass
@@ -97,6 +97,15 @@ def _by_loader(logs: Iterable[AuditLog], report: AuditReport) -> list[list[Audit
     return list(found.values())
 
 
+@dataclass
+class _RecordedEpoch:
+    """The records of an epoch, without those that a resume rolled back, which are only counted."""
+
+    deliveries: list[Delivery] = field(default_factory=list)
+    ends: list[End] = field(default_factory=list)
+    num_superseded: int = 0
+
+
 def _judge(timeline: AuditTimeline, report: AuditReport, *, allow_restarts: bool) -> AuditedLoader:
     newest = timeline.parts[-1].header
     summary = AuditedLoader(_title(newest), [], newest.world_size, len(timeline.parts))
@@ -113,50 +122,21 @@ def _judge(timeline: AuditTimeline, report: AuditReport, *, allow_restarts: bool
             "Load the state of the earlier start (load_state_dict); or, if the model of the earlier start was discarded, give "
             "--allow-restarts",
         )
-    by_epoch: dict[int, list[Delivery]] = {}
-    superseded: Counter[int] = Counter()
-    for one in timeline.batches:
-        if one.is_superseded:
-            superseded[one.epoch] += 1
-        else:
-            by_epoch.setdefault(one.epoch, []).append(one)
-    ended: dict[int, set[int]] = {}
-    for end in timeline.ends:
-        if not end.is_superseded:
-            ended.setdefault(end.epoch, set()).add(end.rank)
-    known = by_epoch.keys() | ended.keys()
-    last = max(known, default=-1)
+    recorded = _by_epoch(timeline)
+    known = [number for number, one in recorded.items() if one.deliveries or one.ends]
     streamed: list[JudgedEpoch] = []
-    for number in range(min(known, default=0), last + 1):
-        epoch = EpochReport(number, num_superseded=superseded[number])
+    for number in range(min(known, default=0), max(known, default=-1) + 1):
+        records = recorded.get(number, _RecordedEpoch())
+        epoch = EpochReport(number, num_superseded=records.num_superseded, num_expected=_num_expected(newest))
         summary.epochs.append(epoch)
-        epoch.num_expected = _num_expected(newest)
-        if number not in by_epoch:
-            steps = (end.step for end in timeline.ends if end.epoch == number and not end.is_superseded)
-            if max(steps, default=1):  # else it ended where it began
-                epoch.state = "defect"
-                report.found("missing", f"epoch {number}: no batch is recorded")
-            elif epoch.num_expected is None:
-                epoch.state = "consistent"
-            elif epoch.num_expected:  # only possible with these two
-                epoch.state, epoch.num_left_out = "consistent", epoch.num_expected
-                report.unjudged.append(
-                    f'{summary.title}, epoch {number}: nothing was delivered, because drop_last or uneven="drop" leaves out all '
-                    f"{counted(epoch.num_expected, 'sample')}: use smaller batches"
-                )
+        if not records.deliveries:
+            _judge_empty(epoch, records, summary.title, report)
             continue
-        _count(epoch, by_epoch[number], report)
-        is_last, is_ended = number == last, ended.get(number, set())
         num_found = report.num_found.total()
-        if newest.mode in (Mode.SEED, Mode.PIPELINE):
-            has_ended = bool(is_ended) and newest.mode == Mode.SEED  # ranks of a pipeline end one by one
-            judged = judge_positions(epoch, by_epoch[number], timeline.parts, is_last=is_last, has_ended=has_ended, report=report)
-            if newest.stream is not None:
-                streamed.append(judged)
-        else:
-            ranks = {part.header.rank for part in timeline.parts}
-            judge_pass(epoch, by_epoch[number], is_ended, ranks, is_last=is_last, report=report)
-        if report.num_found.total() > num_found or (restarts and superseded[number]):
+        judged = _judge_epoch(epoch, records, timeline, report, is_last=number == max(known))
+        if judged is not None and newest.stream is not None:
+            streamed.append(judged)
+        if report.num_found.total() > num_found or (restarts and records.num_superseded):
             epoch.state = "defect"
         elif epoch.state == "proven" and newest.uneven == "drop" and epoch.num_expected is not None:
             epoch.num_left_out = max(epoch.num_expected - epoch.num_samples - epoch.num_skipped, 0)
@@ -170,15 +150,52 @@ def _judge(timeline: AuditTimeline, report: AuditReport, *, allow_restarts: bool
     return summary
 
 
+def _by_epoch(timeline: AuditTimeline) -> dict[int, _RecordedEpoch]:
+    found: dict[int, _RecordedEpoch] = {}
+    for one in timeline.batches:
+        epoch = found.setdefault(one.epoch, _RecordedEpoch())
+        if one.is_superseded:
+            epoch.num_superseded += 1
+        else:
+            epoch.deliveries.append(one)
+    for end in timeline.ends:
+        if not end.is_superseded:
+            found.setdefault(end.epoch, _RecordedEpoch()).ends.append(end)
+    return found
+
+
+def _judge_empty(epoch: EpochReport, records: _RecordedEpoch, title: str, report: AuditReport) -> None:
+    """Judge an epoch without deliveries."""
+    if max((end.step for end in records.ends), default=1):  # else it ended where it began
+        epoch.state = "defect"
+        report.found("missing", f"epoch {epoch.epoch}: no batch is recorded")
+    elif epoch.num_expected is None:
+        epoch.state = "consistent"
+    elif epoch.num_expected:
+        epoch.state, epoch.num_left_out = "consistent", epoch.num_expected
+        report.unjudged.append(
+            f'{title}, epoch {epoch.epoch}: nothing was delivered, because drop_last or uneven="drop" leaves out all '
+            f"{counted(epoch.num_expected, 'sample')}: use smaller batches"
+        )
+
+
+def _judge_epoch(
+    epoch: EpochReport, records: _RecordedEpoch, timeline: AuditTimeline, report: AuditReport, *, is_last: bool
+) -> JudgedEpoch | None:
+    """Judge an epoch with deliveries. Return its positions if they are what was judged."""
+    _count(epoch, records.deliveries, report)
+    mode, ended = timeline.parts[-1].header.mode, {end.rank for end in records.ends}
+    if mode in (Mode.SEED, Mode.PIPELINE):
+        has_ended = bool(ended) and mode == Mode.SEED  # ranks of a pipeline end one by one
+        return judge_positions(epoch, records.deliveries, timeline.parts, is_last=is_last, has_ended=has_ended, report=report)
+    judge_pass(epoch, records.deliveries, ended, {part.header.rank for part in timeline.parts}, is_last=is_last, report=report)
+    return None
+
+
 def _num_expected(header: Header) -> int | None:
     if header.n is None or (header.stream or {}).get("is_endless"):
         return None
-    return header.n * (header.world_size if _is_whole_on_each_rank(header) else 1)
-
-
-def _is_whole_on_each_rank(header: Header) -> bool:
-    """Return whether a sampler gives each rank all samples."""
-    return header.mode in (Mode.TORCH, Mode.SAMPLED) and header.order is None
+    return header.n * (header.world_size if header.each_rank_reads_all else 1)
 
 
 def _count(epoch: EpochReport, deliveries: list[Delivery], report: AuditReport) -> None:
@@ -200,7 +217,7 @@ def _count(epoch: EpochReport, deliveries: list[Delivery], report: AuditReport) 
 def _note_unjudged(header: Header, summary: AuditedLoader, report: AuditReport) -> None:
     """Add what could not be judged about a loader to the report, and why."""
     if not any(epoch.state == "consistent" and epoch.num_batches for epoch in summary.epochs):
-        if _is_whole_on_each_rank(header) and header.world_size > 1:
+        if header.each_rank_reads_all and header.world_size > 1:
             report.notes.append(
                 f"{summary.title}: each of the {header.world_size} ranks is delivered the whole dataset, as torch does without a "
                 "DistributedSampler"

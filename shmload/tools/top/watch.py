@@ -55,7 +55,7 @@ class Watch:
                 continue
             reports.append(self._report(block, seen, process, stage_places))
         self._known = {report["stem"]: self._known[report["stem"]] for report in reports}
-        reports.sort(key=lambda report: (report["parent_pid"] or 0, report["rank"], -report["age_s"]))
+        reports.sort(key=lambda report: (report["parent_pid"] or 0, report["world_size"], report["rank"], -report["age_s"]))
         return {
             "time_s": time.time(),
             "loaders": reports,

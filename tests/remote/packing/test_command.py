@@ -130,7 +130,7 @@ def test_object_of_a_module_is_packed(command: Command, tmp_path: Path, monkeypa
 
 def test_existing_shards_are_reported_in_one_line(command: Command, tmp_path: Path) -> None:
     command(PHOTOS[0].parent, "--maxcount", 3)
-    assert command(PHOTOS[0].parent, "--maxcount", 3).stdout.startswith("8 samples in 3 shards, 3 of which were there, ")
+    assert command(PHOTOS[0].parent, "--maxcount", 3).stdout.startswith("8 samples in 3 shards (3 already there), ")
     assert names_of(manifest_in(tmp_path / "out")) == names_in(tmp_path / "out")
 
 

@@ -71,6 +71,12 @@ class Conveyer(RunningPipeline):
         names = self.options.keys()
         if unknown := sorted(names - OPTIONS):
             raise TypeError(f"Conveyer takes of ShmLoader's arguments {', '.join(sorted(OPTIONS))}; got {', '.join(unknown)}")
+        backend = self.options.get("backend", "process")
+        if self.plan.pool.num_workers == 0 and backend not in ("process", "auto"):
+            raise ValueError(
+                f"backend={backend!r} needs a stage with workers, such as map(fn, workers=2) or DistributedBatchedMap(fn, 2): "
+                "without one, the trainer makes the items"
+            )
         if self.plan.collate is None and (misplaced := sorted(names & OF_BATCHES)):
             raise ValueError(
                 f"{', '.join(misplaced)} is for batches: a single item that fails raises at its turn, and the next call "

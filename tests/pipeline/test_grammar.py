@@ -134,6 +134,8 @@ def test_numpy_integers_are_accepted_and_states_stay_json() -> None:
 def test_unknown_options_are_refused() -> None:
     with pytest.raises(TypeError, match="Conveyer takes of ShmLoader's arguments audit, backend, max_bad"):
         Conveyer([Range(3)], shuffle=True)
+    with pytest.raises(ValueError, match=r"^backend='thread' needs a stage with workers, such as map\(fn, workers=2\)"):
+        Conveyer([Range(3)], backend="thread")
     with pytest.raises(ValueError, match="max_bad, on_error is for batches: a single item that fails raises at its turn"):
         Conveyer([Range(3)], on_error="skip", max_bad=3)
 

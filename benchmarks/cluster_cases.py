@@ -26,7 +26,8 @@ from numpy.typing import NDArray
 from torch.utils.data import DataLoader, default_collate
 
 from shmload import Ray, ShmLoader
-from shmload.tools.bench.tree_usage import clock_s, descendants
+from shmload.processes.proc_stat import cpu_ns
+from shmload.tools.bench.tree_usage import descendants
 
 BATCH_SIZE = 8
 NUM_VALUES = 1 << 18  # of float32, a record
@@ -208,7 +209,7 @@ def all_cpu_s(host_pid: int) -> float:
     for root in (os.getpid(), host_pid):
         for pid in [root, *descendants(root)]:
             try:
-                total += clock_s(pid)
+                total += cpu_ns(pid) / 1e9
             except OSError:
                 continue
     return total

@@ -55,13 +55,14 @@ def read(dataset: Any, index: int, *, seed: int = 0, epoch: int = 0) -> Any:
         >>> shmload.debug.read(Rows(), 5)
         {'x': tensor([5., 5.])}
     """
-    options: dict[str, Any] = {} if _decodes_in_place(dataset) else {"collate_fn": _first}
-    if not options and not 0 <= index < len(dataset):
+    decodes_in_place = _decodes_in_place(dataset)
+    options: dict[str, Any] = {} if decodes_in_place else {"collate_fn": _first}
+    if decodes_in_place and not 0 <= index < len(dataset):
         raise IndexError(f"index must be 0 to {len(dataset) - 1}, because the dataset has {len(dataset)} samples; got {index}")
     with ShmLoader(dataset, 1, sampler=[index], num_workers=0, seed=seed, rank=0, world_size=1, **options) as loader:
         loader.set_epoch(epoch)
         batch = next(iter(loader))
-    if options:
+    if not decodes_in_place:
         return batch
     if getattr(dataset, "batch_type", dict) == "single":
         return batch[0]

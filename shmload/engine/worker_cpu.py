@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
-
-_CPU_OF_PROCESS = 2  # the kernel's clock ids: ~pid << 3, plus the kind of clock (include/linux/posix-timers.h)
+from shmload.processes.proc_stat import cpu_ns
 
 
 def runnable_ns(pid: int) -> int | None:
@@ -19,7 +17,7 @@ def runnable_ns(pid: int) -> int | None:
     Cost: 10 us.
     """
     try:
-        computed = time.clock_gettime_ns(~pid << 3 | _CPU_OF_PROCESS)
+        computed = cpu_ns(pid)
         with open(f"/proc/{pid}/schedstat", encoding="ascii") as file:  # nanoseconds on a processor, and waiting for one
             return computed + int(file.read().split()[1])
     except (OSError, ValueError, IndexError):

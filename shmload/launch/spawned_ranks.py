@@ -133,11 +133,12 @@ class SpawnedRanks:
             if rank_spec.log:
                 theirs.append(os.open(rank_spec.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666))
                 log_begin = os.fstat(theirs[0]).st_size
-            for _ in range(1 if rank_spec.log else 3):  # for stdout, stderr and the report, or only the report
+            for _ in range(1 if rank_spec.log else 3):  # for the report; without a log, also for stdout and stderr
                 own, given = os.pipe()
                 ours.append(own)
                 theirs.append(given)
-            child = self._start_one(rank_spec, Ends(theirs[0], theirs[-2], theirs[-1]))
+            *outputs, report = theirs
+            child = self._start_one(rank_spec, Ends(outputs[0], outputs[-1], report))  # a log is for both outputs
         except BaseException:
             for fd in ours:
                 os.close(fd)

@@ -40,22 +40,34 @@ class AsyncMap(Expanding):
         set_whole(self, "AsyncMap(in_flight)", "in_flight", 1, 1 << 20)
 
     def run(self, items: Iterator[Any], name: str, context: StageContext) -> Iterator[Any]:
+        context.num_async_maps += 1  # now, in the order of the stages, and not when the first item is asked for
+        return self._mapped(items, name, context, context.num_async_maps)
+
+    def _mapped(self, items: Iterator[Any], name: str, context: StageContext, number: int) -> Iterator[Any]:
         given = [(item, context.place) for item in items]
-        for made, (_, place) in zip(_run(self._all(given, name, context)), given, strict=True):
+        for made, (_, place) in zip(_run(self._all(given, name, context, number)), given, strict=True):
             context.place = place
             yield made
 
-    async def _all(self, given: Sequence[tuple[Any, int]], name: str, context: StageContext) -> list[Any]:
+    async def _all(self, given: Sequence[tuple[Any, int]], name: str, context: StageContext, number: int) -> list[Any]:
+        """Return the results of all items.
+
+        Args:
+            given: the items, each with its place.
+            name: name of the stage, for messages.
+            context: the context that all stages share.
+            number: number of this stage among the AsyncMaps, so that each draws its own random numbers.
+        """
         room = asyncio.Semaphore(self.in_flight)
 
         def failed(error: Exception, place: int) -> Any:
             context.place = place
             return context.failed(error, name)
 
-        async def one(number: int, item: Any, place: int) -> Any:
+        async def one(item_number: int, item: Any, place: int) -> Any:
             if isinstance(item, FailedItem):
                 return item
-            begin_part(number)
+            begin_part((number, item_number))
             async with room:
                 try:
                     return await self.fn(item)
@@ -64,7 +76,7 @@ class AsyncMap(Expanding):
                 except asyncio.CancelledError:  # of what the function waits for; not an Exception, so it would end the worker
                     return failed(RuntimeError(f"what the function of {name} waited for was cancelled"), place)
 
-        return list(await asyncio.gather(*(one(number, *item) for number, item in enumerate(given))))
+        return list(await asyncio.gather(*(one(item_number, *item) for item_number, item in enumerate(given))))
 
 
 class _OwnLoop:

@@ -32,7 +32,7 @@ from shmload.shm import pickling
 from shmload.worker.own_generators import OwnGenerators
 from shmload.worker.sample_rng import generators_kept, sample_info, sample_of, seed_and_epoch
 
-FORMAT = 2  # of the files: those with another number are not read
+FORMAT = 3  # of the files: those with another number are not read
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,13 @@ class Cached(Derived):
     def _sample(self, place: int) -> AbstractContextManager[None]:
         """Return a block that draws the item's numbers of epoch 0, because it may be made in any epoch and process."""
         worker = 0 if seed_and_epoch() is None else sample_info().worker
-        return sample_of((self.seed + self.stream) % (1 << 64), 0, place, worker, own=self._own)
+        return sample_of(self._items_seed, 0, place, worker, own=self._own)
+
+    @property
+    def _items_seed(self) -> int:
+        """Return the seed of the items' random numbers, which differs from that of the stages after this one."""
+        text = f"Cache {self.stream} of seed {self.seed}"
+        return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")
 
     @functools.cached_property
     def _own(self) -> OwnGenerators:

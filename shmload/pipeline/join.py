@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from typing import Any
 
 from shmload.pipeline.conveyer import Conveyer
@@ -89,6 +90,16 @@ class Join(RunningPipeline, Fluent):
 
     def __repr__(self) -> str:
         return f"Join({len(self.members)} members)"
+
+    def __copy__(self) -> Join:
+        """Return a Join at the same position, which has a position of its own from then on."""
+        made = Join(
+            [(copy(member), weight) for member, weight in zip(self.members, self.weights, strict=True)],
+            stop=self.stop,
+            seed=self.seed,
+        )
+        made.load_state(self.state())
+        return made
 
     @property
     def last_member(self) -> int | None:

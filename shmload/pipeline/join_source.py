@@ -68,9 +68,10 @@ class JoinSource(ItemSequence):
         """Return the keys at positions [start, stop), which may extend into later epochs."""
         first, keys = self._newest
         if not first <= start <= stop <= first + len(keys):
-            end = MAX_N if self.repeating else (start // self.n + 1) * self.n
-            keys = self._take(start, max(stop, min(start + READ_AHEAD, end)))
-            self._newest = first, keys = start, keys
+            ahead = stop
+            if start == first + len(keys):  # in order, and not at the places of a Shuffle
+                ahead = min(start + READ_AHEAD, MAX_N if self.repeating else (start // self.n + 1) * self.n)
+            self._newest = first, keys = start, self._take(start, max(stop, ahead))
         return keys[start - first : stop - first].copy()
 
     def _take(self, start: int, stop: int) -> NDArray[np.int64]:

@@ -23,7 +23,8 @@ def plans_of(members: Sequence[Any], name: str) -> list[Plan]:
     plans = []
     for number, member in enumerate(members):
         is_made = isinstance(member, Conveyer)
-        plans.append(member.plan if is_made else compose(getattr(member, "stages", member)))
+        # compiled again, because the caches of a plan are numbered within its pipeline
+        plans.append(compose(getattr(member, "stages", member), *([member.block_size] if is_made else [])))
         _check(number, plans[-1], member.options if is_made else {}, name)
     return plans
 

@@ -18,7 +18,8 @@ class Scan:
     too. Each epoch begins with `initial`.
 
     Args:
-        fn: (state, item) -> (state, item). If it raises, that item is lost and the state is unchanged.
+        fn: (state, item) -> (state, item). It must not change the state that it is given, but return a new one, because the old one
+            is needed again: if `fn` raises, that item is lost and the state is unchanged; after an interrupt, items are read again.
         initial: numbers, text, bytes, arrays, tensors or containers of them, because it is saved in states.
     Raises:
         TypeError: `fn` cannot be called, or `initial` cannot be saved.

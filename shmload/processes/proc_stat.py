@@ -1,12 +1,15 @@
-"""Read what the kernel reports about a process in /proc/PID/stat."""
+"""Read what the kernel reports about a process: /proc/PID/stat, and its CPU clock."""
 
 from __future__ import annotations
+
+import time
 
 # Positions in the result of `stat_of`. Times are in ticks. The reaped times are those of children that have been reaped: the user's
 # time and the system's.
 PARENT, START_TICKS = 1, 19
 REAPED_TICKS = slice(13, 15)
 REAPED_USER_TICKS, REAPED_SYSTEM_TICKS = 13, 14
+_CPU_OF_PROCESS = 2  # the kernel's clock ids: ~pid << 3, plus the kind of clock (include/linux/posix-timers.h)
 
 
 def stat_of(pid: int | str, proc: str = "/proc") -> list[str]:
@@ -21,3 +24,14 @@ def stat_of(pid: int | str, proc: str = "/proc") -> list[str]:
     """
     with open(f"{proc}/{pid}/stat", encoding="utf-8", errors="replace") as stat:
         return stat.read().rpartition(")")[2].split()  # field 2, the name, may contain blanks and parentheses
+
+
+def cpu_ns(pid: int) -> int:
+    """Return how long a process has computed, in nanoseconds, ended threads included. Threads that compute at once add up.
+
+    Args:
+        pid: the process; it may be another user's.
+    Raises:
+        OSError: there is no such process.
+    """
+    return time.clock_gettime_ns(~pid << 3 | _CPU_OF_PROCESS)

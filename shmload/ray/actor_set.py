@@ -89,7 +89,7 @@ class ActorSet:
         self._pickled_job = pickled_job
         self._wait_for_job = wait_for_job
         self._control = control
-        self._bytes: dict[Any, int] = {}  # actor that has not ended -> the byte of the control segment that it locks
+        self._lock_offsets: dict[Any, int] = {}  # actor that has not ended -> the byte of the control segment that it locks
         self._pickled_job_nbytes = pickled_job.nbytes
         self._settings = settings
         self._is_connected = threading.Event()  # `connect` has finished or failed
@@ -158,7 +158,7 @@ class ActorSet:
             actor = ray.remote(WorkerActor).options(max_restarts=0, **options[worker])
             life_lock.let_live(self._control, byte := life_lock.draw())
             made = actor.remote(dataclasses.replace(setting, byte=byte))
-            self._actors[worker], self._bytes[made] = made, byte
+            self._actors[worker], self._lock_offsets[made] = made, byte
 
     def _start_actors(self, settings: Iterable[ActorSetting]) -> None:
         """Send the dataset to new actors; each has started once it answers."""
@@ -339,7 +339,7 @@ class ActorSet:
         return self._reaches_ring(self._actors.get(worker))
 
     def _reaches_ring(self, actor: Any) -> bool:
-        byte = self._bytes.get(actor)
+        byte = self._lock_offsets.get(actor)
         return byte is not None and life_lock.is_held(self._control, byte)
 
     def is_repeating(self, worker: int) -> bool:
@@ -410,7 +410,7 @@ class ActorSet:
         """End an actor, and wait until it cannot write into the ring, so that another actor may get its rows. Idempotent."""
         import ray
 
-        if (byte := self._bytes.get(actor)) is None:
+        if (byte := self._lock_offsets.get(actor)) is None:
             return
         began = monotonic()
         life_lock.let_end(self._control, byte)
@@ -424,7 +424,7 @@ class ActorSet:
                 actor,
                 monotonic() - began,
             )
-        self._bytes.pop(actor, None)
+        self._lock_offsets.pop(actor, None)
 
     def _actor_for(self, worker: int) -> Any:
         """Return the worker's newest actor once it has started, or another worker's if that takes longer than OWN_S.

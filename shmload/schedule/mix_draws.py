@@ -20,7 +20,7 @@ from shmload.errors import StateMismatch
 from shmload.schedule.shares import Shares
 
 BLOCK = 8192  # draws computed at a time: 0.15 ms for ten members
-MAX_DRAWN = 16  # cached blocks, 16 KiB each: workers read ahead of the position that a state needs
+MAX_DRAWN = 256  # cached blocks, 16 KiB each: enough for two million positions in any order, as after a Shuffle
 MAX_KNOWN = 1024  # positions whose counters are kept
 
 

@@ -8,17 +8,24 @@ from __future__ import annotations
 import functools
 import logging
 import posixpath
+import re
 
 from shmload.errors import StoreError
 
 __all__ = ["checked_key", "checked_prefix", "is_key", "is_listed"]
 
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
 log = logging.getLogger("shmload")
 
 
 def is_key(key: str) -> bool:
-    """Return whether the text can name an object: relative, printable, without empty parts, "." and ".."."""
-    return all(part not in ("", ".", "..") for part in key.split("/")) and key.isprintable() and len(key.encode()) <= 1024
+    """Return whether the text can name an object: relative, without control characters, empty parts, "." and ".."."""
+    if any(part in ("", ".", "..") for part in key.split("/")) or _CONTROL.search(key):
+        return False
+    try:
+        return len(key.encode()) <= 1024
+    except UnicodeEncodeError:  # the name of a local file that is not UTF-8
+        return False
 
 
 def is_listed(name: str, url: str) -> bool:
@@ -39,7 +46,11 @@ def is_listed(name: str, url: str) -> bool:
 
 @functools.cache
 def _warn_of(name: str, url: str) -> None:
-    log.warning("%s: %r is left out, because it is not a valid key (printable, at most 1,024 bytes): rename it", url, name)
+    log.warning(
+        "%s: %r is left out, because it is not a valid key (UTF-8 without control characters, at most 1,024 bytes): rename it",
+        url,
+        name,
+    )
 
 
 def checked_key(key: str, url: str) -> str:
@@ -53,8 +64,8 @@ def checked_key(key: str, url: str) -> str:
     """
     if not is_key(key):
         raise StoreError(
-            f'{key!r} is not a valid key of {url}: a key is relative to it, has no empty part and no "." or "..", only printable '
-            f"characters, and at most 1,024 bytes. Try {posixpath.normpath('/' + key).strip('/')!r}"
+            f'{key!r} is not a valid key of {url}: a key is relative to it, has no empty part and no "." or "..", no control '
+            f"characters, and at most 1,024 bytes of UTF-8. Try {posixpath.normpath('/' + key).strip('/')!r}"
         )
     return key
 

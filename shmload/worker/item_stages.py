@@ -53,7 +53,7 @@ class Filter(Expanding):
         check_function("Filter(fn)", self.fn)
 
     def run(self, items: Iterator[Any], name: str, context: StageContext) -> Iterator[Any]:
-        for item, stays in with_results(self.fn, items, name, context):
+        for item, stays in with_results(lambda item: bool(self.fn(item)), items, name, context):
             if stays or type(item) is FailedItem:
                 yield item
 

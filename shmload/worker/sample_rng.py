@@ -145,22 +145,22 @@ class _TaskPart:
     """A part of a sample that one of several tasks makes while others wait."""
 
     begun: object  # identifies the sample, as `CurrentReading.begun`
-    number: int
+    key: Any
     rng: np.random.Generator | None = None
 
 
 _part: ContextVar[_TaskPart | None] = ContextVar("shmload_part", default=None)
 
 
-def begin_part(number: int) -> None:
+def begin_part(key: Any) -> None:
     """Let `sample_rng()` return a generator of its own in this asyncio task and those that it starts, until the sample ends.
 
     Args:
-        number: number of the part in the sample.
+        key: identifies the part within the sample; numbers, text and tuples of them are the same in every process.
     """
     reading = _threads.now.reading
     if reading is not None and reading.begun and reading.sample()[0] is not None:
-        _part.set(_TaskPart(reading.begun, number))
+        _part.set(_TaskPart(reading.begun, key))
 
 
 _of_process = GlobalGenerators()
@@ -394,7 +394,7 @@ def sample_rng(index: int | None = None) -> np.random.Generator:
     if part is not None and part.begun == begun:
         if part.rng is None:
             seed, epoch, of, _ = reading.sample()
-            own = sample_key_pair(seed or 0, epoch, index_of((of, part.number)) & 0xFFFFFFFFFFFFFFFF, _OWN_STREAM)
+            own = sample_key_pair(seed or 0, epoch, index_of((of, part.key)) & 0xFFFFFFFFFFFFFFFF, _OWN_STREAM)
             part.rng = np.random.Generator(np.random.Philox(key=np.array(own, np.uint64)))
         return part.rng
     watch = now.watch and _watch(now)

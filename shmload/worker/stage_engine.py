@@ -47,9 +47,11 @@ class StageContext:
 
     Attributes:
         place: the origin of the current item.
+        num_async_maps: number of the stages so far whose items are made by concurrent tasks.
     """
 
     place: Any = None
+    num_async_maps = 0
 
     def failed(self, error: Exception, stage: str, handler: Handler | None = None) -> Any:
         """Return the replacement of the current item, or raise the error.

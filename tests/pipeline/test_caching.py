@@ -445,6 +445,24 @@ def test_caches_of_a_joins_members_draw_different_numbers() -> None:
         assert len({item[1] for item in pipeline}) == 16
 
 
+def test_stages_before_and_after_a_cache_draw_different_numbers() -> None:
+    def both(item: Any) -> Any:
+        return item, sample_rng().random(), random.random(), torch.rand(()).item()
+
+    items = list(Items(range(20)).map(both).cache().map(both))
+    assert len({value for before, *after in items for value in (*before[1:], *after)}) == 120
+
+
+@pytest.mark.parametrize("has_folder", [False, True])
+def test_pipeline_that_becomes_a_member_keeps_its_numbers(has_folder: bool, tmp_path: Path) -> None:
+    folder = tmp_path if has_folder else None
+    pipeline = Items(range(4)).map(drawn).cache(folder).conveyer()
+    first = list(pipeline)
+    zipped = list(Items(range(4)).map(drawn).cache(folder).zip(pipeline))
+    assert list(pipeline) == first
+    assert not any(a[1] == b[1] for a, b in zipped)
+
+
 def test_making_a_cached_item_leaves_generators_that_later_stages_use_too() -> None:
     """Otherwise what they draw depends on whether this process has made the item."""
 

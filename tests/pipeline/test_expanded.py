@@ -539,6 +539,28 @@ def test_item_draws_its_own_numbers_after_a_request_too(num_workers: int) -> Non
     assert len({value for item in whole for value in item[1:]}) == 120
 
 
+async def with_draw(item: Any) -> Any:
+    return item, sample_rng().random()
+
+
+def test_two_async_stages_draw_different_numbers() -> None:
+    items = list(Items(range(40)).async_map(with_draw).filter(lambda _: True).async_map(with_draw))
+    assert len({value for (_, first), second in items for value in (first, second)}) == 80
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_only_the_item_is_lost_whose_filter_has_no_truth_value(num_workers: int) -> None:
+    stages: list[Any] = [Range(6, repeating=False), Filter(lambda x: np.array([True, True]) if x == 2 else True)]
+    if num_workers:
+        stages.insert(1, DistributedBatchedMap(Add(0), num_workers))
+    with Conveyer(stages) as pipeline:
+        iterator = iter(pipeline)
+        assert [next(iterator), next(iterator)] == [0, 1]
+        with pytest.raises(ValueError, match=r"stage \d \(Filter\), of item 2 of epoch 0"):
+            next(iterator)
+        assert [pipeline(), pipeline(), pipeline()] == [3, 4, 5]
+
+
 def test_loader_within_a_coroutine_draws_for_its_own_samples() -> None:
     class Noise:
         def __len__(self) -> int:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from fractions import Fraction
 from itertools import islice
 from typing import Any
 
 import hypothesis.strategies as st
+import numpy as np
 import pytest
 from hypothesis import example, given, settings
 
 from shmload.errors import SampleError
-from shmload.pipeline import Collate, Conveyer, DistributedBatchedMap, Join, Map, Partition, Range
+from shmload.pipeline import Collate, Conveyer, DistributedBatchedMap, Join, Map, Partition, Range, Shuffle
+from shmload.pipeline.compose import compose
 from shmload.pipeline.draws import Draws
 from shmload.schedule.permutation import MAX_N
 from tests.pipeline.pipeline_kit import Add, Joined, Leaf, plain, turns
@@ -125,6 +128,25 @@ def test_join_alone_and_in_a_conveyer_give_and_resume_the_same(pairs: Any, stop:
             while len(rest) < 20:
                 rest += islice(resumed, 20 - len(rest))
             assert expected[num_done:] == rest
+
+
+def test_copy_of_a_join_has_a_position_of_its_own() -> None:
+    join = Join([(once(6), 2), (Conveyer([Range(3, repeating=False), Map(Add(10))]), 1)])
+    whole = list(Join([(once(6), 2), (Conveyer([Range(3, repeating=False), Map(Add(10))]), 1)]))
+    first = [join() for _ in range(4)]
+    copied = copy.copy(join)
+    assert (first + list(copied), first + list(join)) == (whole, whole)
+
+
+def test_items_of_a_join_are_found_in_any_order() -> None:
+    def pipeline() -> Any:
+        return Join([(once(3000), 2), (Conveyer([Range(3000, repeating=False), Map(Add(10000))]), 3)])
+
+    source = compose([pipeline()]).source
+    found = list(pipeline())
+    places = np.random.default_rng(0).permutation(len(found)).tolist()
+    assert [source.at(place) for place in places] == [found[place] for place in places]
+    assert sorted(Conveyer([pipeline(), Shuffle()])) == sorted(found)
 
 
 def test_batches_of_several_pipelines_take_turns() -> None:

@@ -139,7 +139,7 @@ class Actor:
 def cluster(control: Segment, actor: Any, *, is_seeded: bool = True) -> ActorSet:
     agent_config = AgentConfig((), "auto", (), is_seeded, 1, 0, 0, 60.0)
     made = ActorSet(agent_config, np.empty(0, np.uint8), [ActorSetting(LINK, (), AREA, 4 * AREA)], lambda: None, control.fd)
-    made._actors[0], made._bytes[actor] = actor, BYTE
+    made._actors[0], made._lock_offsets[actor] = actor, BYTE
     return made
 
 

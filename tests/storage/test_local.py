@@ -74,7 +74,19 @@ def test_files_whose_names_are_no_keys_are_left_out_with_a_warning(store: LocalS
     for _ in range(2):
         assert [each.key for each in store.list_objects()] == ["folder/x"]
     assert sorted(record.args[1] for record in caplog.records) == ["a\tfolder", "a\ttab", "caf\udce9.tar", "new\nline"]
-    assert "is left out, because it is not a valid key (printable, at most 1,024 bytes): rename it" in caplog.text
+    assert (
+        "is left out, because it is not a valid key (UTF-8 without control characters, at most 1,024 bytes): rename it"
+        in caplog.text
+    )
+
+
+def test_names_with_unusual_characters_are_keys(store: LocalStore) -> None:
+    """A macOS screenshot has a narrow space before AM; Japanese text has wide ones, and emoji are joined by characters of no width."""
+    names = sorted(f"a{letter}b.png" for letter in "\u202f\u00a0\u3000\u200d\u200f\u00ad\u00e9")
+    for name in names:
+        store.put(name, name.encode())
+    assert [each.key for each in store.list_objects()] == names
+    assert [bytes(store.get(name)) for name in names] == [name.encode() for name in names]
 
 
 def test_link_that_leads_nowhere_is_listed_and_reading_it_names_its_target(store: LocalStore) -> None:

@@ -125,9 +125,9 @@ def test_slowest_of_many_workers_are_shown() -> None:
 def test_missing_loaders_are_mentioned() -> None:
     assert "no loader is running" in drawn(look())
     text = drawn(look(leftovers={"num": 2, "nbytes": 3_000_000, "pids": [1, 2]}))
-    assert "2 dead loaders left 3 MB: shmload clean" in text
+    assert "2 dead loaders left 2.9 MiB: shmload clean" in text
     text = drawn(look(leftovers={"num": 1, "nbytes": 3000, "pids": [1]}, unreadable=[{"path": "/dev/shm/x", "why": "so"}]))
-    assert "1 dead loader left 3 kB: shmload clean" in text
+    assert "1 dead loader left 2.9 KiB: shmload clean" in text
     assert "/dev/shm/x cannot be read: so" in text
 
 

@@ -142,6 +142,8 @@ def _filled(name: str, values: Any, fill: Any, where: str) -> Any:
     try:
         if pa.types.is_integer(values.type) and fill != int(fill):
             raise ValueError("it is not a whole number")
+        if pa.types.is_nested(values.type) and isinstance(fill, str | bytes):
+            raise ValueError("it is text, which would be split into letters")
         return pc.fill_null(values, fill)
     except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
         raise SampleError(

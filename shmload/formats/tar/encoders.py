@@ -82,7 +82,7 @@ def _integer(value: Any) -> bytes:
     unmasked(value)
     try:
         return b"%d" % operator.index(value.item() if hasattr(value, "item") else value)
-    except (TypeError, ValueError):  # a float would lose its fraction
+    except (TypeError, ValueError, RuntimeError):  # a float would lose its fraction; a tensor has several elements
         raise TypeError(f"an integer is needed, got {value!r}: use an extension that can store it, such as json or npy") from None
 
 

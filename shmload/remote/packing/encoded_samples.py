@@ -175,7 +175,7 @@ def _files_of(dataset: Any, own: Serializers) -> Files | None:
 
 
 def _is_file(dataset: Any, entries: Sequence[Any], index: int) -> bool:
-    """Return whether a sample consists of the image in its file, possibly converted to another mode, and its label."""
+    """Return whether a sample consists of the image in its file, possibly converted to RGB as torchvision does, and its label."""
     entry = entries[index]
     if not (isinstance(entry, tuple) and len(entry) == 2 and isinstance(entry[0], str)):
         return False
@@ -187,6 +187,8 @@ def _is_file(dataset: Any, entries: Sequence[Any], index: int) -> bool:
     from PIL import Image
 
     with Image.open(entry[0]) as opened:
+        if sample[0].mode not in (opened.mode, "RGB"):
+            return False
         picture = opened.convert(sample[0].mode)
     same: bool = picture.size == sample[0].size and picture.tobytes() == sample[0].tobytes()
     return same

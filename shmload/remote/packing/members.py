@@ -129,8 +129,10 @@ def _is_kept_as(name: str, value: Any) -> bool:
     last = name.rpartition(".")[2]
     if last in SOUNDS_AND_VIDEOS:
         return isinstance(value, _BYTES)
-    if last not in _KNOWN or last != name or isinstance(value, _BYTES):
+    if last not in _KNOWN or last != name:
         return last in _KNOWN
+    if isinstance(value, _BYTES):
+        return _can_be(last, value)
     if last in _PICTURES:
         return isinstance(value, (str, os.PathLike, np.ndarray)) or is_tensor(value) or hasattr(value, "getbands")
     if last in INTEGERS:
@@ -138,6 +140,18 @@ def _is_kept_as(name: str, value: Any) -> bool:
     if last == "npz":
         return isinstance(value, Mapping | list | tuple)
     return isinstance(value, str) if last in TEXTS else last not in IMAGE_EXTENSIONS and last != "bin"
+
+
+def _can_be(extension: str, value: bytes | bytearray | memoryview) -> bool:
+    """Return whether bytes may be the content of a member; False for an id that is no number, and for text that is not UTF-8."""
+    try:
+        if extension in INTEGERS:
+            int(bytes(value))
+        elif extension in TEXTS:
+            str(value, "utf-8")
+    except ValueError:
+        return False
+    return True
 
 
 def _is_integer(value: Any) -> bool:

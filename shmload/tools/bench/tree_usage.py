@@ -1,8 +1,8 @@
 """CPU and memory of a process and all below it, as the kernel reports them.
 
-CPU: a process's own clock has nanoseconds (clock_getcpuclockid(3) computes its id from the pid), /proc/PID/stat only ticks of 10
-ms; the ticks are used for children that have been reaped. Memory: the proportional set size (proc_pid_smaps(5)), in which a page
-shared by n processes counts 1/n in each, so that a sum over the tree counts it once.
+CPU: a process's own clock has nanoseconds, /proc/PID/stat only ticks of 10 ms; the ticks are used for children that have been
+reaped. Memory: the proportional set size (proc_pid_smaps(5)), in which a page shared by n processes counts 1/n in each, so that a
+sum over the tree counts it once.
 """
 
 import os
@@ -10,7 +10,7 @@ import resource
 import time
 from pathlib import Path
 
-from shmload.processes.proc_stat import PARENT, REAPED_TICKS, stat_of
+from shmload.processes.proc_stat import PARENT, REAPED_TICKS, cpu_ns, stat_of
 
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
@@ -30,11 +30,6 @@ def descendants(root: int) -> list[int]:
     return found
 
 
-def clock_s(pid: int) -> float:
-    """Return the CPU seconds of a process, dead threads included."""
-    return time.clock_gettime((~pid << 3) | 2)
-
-
 def tree_cpu_s() -> float:
     """Return the CPU seconds used so far by this process and all below it, reaped ones included."""
     dead = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -42,7 +37,7 @@ def tree_cpu_s() -> float:
     for pid in descendants(os.getpid()):
         try:
             fields = stat_of(pid)
-            total += clock_s(pid) + sum(map(int, fields[REAPED_TICKS])) * TICK_S
+            total += cpu_ns(pid) / 1e9 + sum(map(int, fields[REAPED_TICKS])) * TICK_S
         except (OSError, IndexError):
             continue
     return total

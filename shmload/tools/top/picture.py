@@ -10,6 +10,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from shmload.engine.stats import Report
+from shmload.tools.byte_size import size_text
 from shmload.tools.counted import counted
 from shmload.tools.top.bars import unwrapped_line
 from shmload.tools.top.loader_panel import loader_panel
@@ -36,7 +37,7 @@ def picture(look: Report, width: int, pids: Sequence[int] = ()) -> RenderableTyp
     for block in look["unreadable"]:
         parts.append(Text(f"{block['path']} cannot be read: {block['why']}", style="yellow"))
     if num := look["leftovers"]["num"]:
-        left = f"{counted(num, 'dead loader')} left {nbytes_text(look['leftovers']['nbytes'])}: shmload clean"
+        left = f"{counted(num, 'dead loader')} left {size_text(look['leftovers']['nbytes'])}: shmload clean"
         parts.append(Text(left, style="yellow"))
     return Group(*parts)
 

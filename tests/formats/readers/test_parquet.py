@@ -346,6 +346,8 @@ def test_null_in_place_of_a_list_of_text_is_filled(tmp_path: Path) -> None:
     with pytest.raises(SampleError, match=r"column 'x' has 1 nulls, .* pass fill_null"):
         ParquetDataset(path)[0]
     assert ParquetDataset(path, fill_null={"x": []})[1] == {"x": []}
+    with pytest.raises(SampleError, match=r"fill_null=\{'x': 'none'\} is not a value of it \(it is text, which would be split"):
+        ParquetDataset(path, fill_null={"x": "none"})[1]
 
 
 def partitioned(folder: Path, files: dict[str, dict[str, Any]]) -> Path:

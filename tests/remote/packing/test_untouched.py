@@ -116,6 +116,19 @@ def test_files_of_a_torchvision_image_folder_are_copied(tmp_path: Path) -> None:
     assert {number: path.read_bytes() for number, path in enumerate(PHOTOS)} == files_of(tmp_path, dataset)
 
 
+@pytest.mark.parametrize("mode", ["L", "1", "P"])
+def test_pictures_that_the_dataset_converts_are_not_copied_as_files(mode: str, tmp_path: Path) -> None:
+    class Converted(Folder):
+        def loader(self, path: str) -> Any:
+            return super().loader(path).convert(mode)
+
+    dataset = Converted(PHOTOS[:2])
+    assert not isinstance(source_of(dataset, None), Files)
+    for sample in samples_in(tmp_path, packed(dataset, LocalStore(tmp_path))):
+        with Image.open(io.BytesIO(sample["png"])) as image:
+            assert image.mode == mode
+
+
 def test_files_of_shmloads_image_folder_are_copied(tmp_path: Path) -> None:
     for number, path in enumerate(PHOTOS[:3]):
         (tmp_path / "in" / f"c{number}").mkdir(parents=True)

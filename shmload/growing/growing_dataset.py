@@ -81,11 +81,13 @@ class GrowingDataset:
         assert self._run_path is not None
         return self._run_path
 
-    def epoch_schedule(self, *, seed: int, world_size: int, batch_size: int, shuffle: bool, uneven: Uneven) -> SnapshotSchedule:
+    def epoch_schedule(
+        self, *, seed: int, rank: int, world_size: int, batch_size: int, shuffle: bool, uneven: Uneven
+    ) -> SnapshotSchedule:
         """Return the schedule of each epoch's samples by rank and step, which ShmLoader uses in place of a length.
 
         Args:
-            seed, world_size, batch_size, shuffle, uneven: see ShmLoader.
+            seed, rank, world_size, batch_size, shuffle, uneven: see ShmLoader. The schedule is the same for all ranks.
         Raises:
             RuntimeError: this is a copy of the dataset from another process.
         """

@@ -102,7 +102,9 @@ class Epochs:
             if isinstance(config.batch_sampler, KeyedBatches):
                 schedule = config.batch_sampler.schedule(**common)
             else:
-                schedule = growing(**{**common, **of_samples, "uneven": "drop" if config.drop_last else config.uneven})
+                schedule = growing(
+                    **{**common, **of_samples, "rank": ranks[0], "uneven": "drop" if config.drop_last else config.uneven}
+                )
         else:
             sequence = self._keyed_order((config.batch_size or 1) * ranks[1])
             n = len(config.dataset) if sequence is None else sequence.n

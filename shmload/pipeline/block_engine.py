@@ -9,7 +9,7 @@ of items before it in that block. It is the same on all ranks, for any number of
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from typing import Any
 
@@ -161,6 +161,8 @@ class BlockEngine(PipelineEngine):
                     self._at.lose(self.blocks.place)
                     raise
                 self._at.arrive(self.blocks.number)
+                if self.plan.is_streamed:
+                    self._check_resumed(self._current)
                 if self._at.offset > (found := length(self._current)):
                     raise StateMismatch(
                         f"the state is after item {self._at.offset} of block {self._at.block}, which has {found}: what the "
@@ -174,6 +176,17 @@ class BlockEngine(PipelineEngine):
             self._current = None
             self.blocks.forget(self._at.finish())
         return False
+
+    def _check_resumed(self, block: Block) -> None:
+        """Raise the error of reading the Stream if it hides items at which a resume continues. The next call reads them again."""
+        if not self._at.offset or self._at.offset < length(block):
+            return
+        last = items_of([(block, length(block) - 1, length(block))])
+        if last and type(last[0]) is FailedItem:
+            begin, counters = self._at.saved(is_over=False, is_open=True)
+            self._current = None
+            self.blocks.go(self.epoch, begin, self.blocks.state_at(begin), self._at.go(begin, counters))
+            raise last[0].failure.exception()
 
     def _count_empty(self) -> None:
         """Count a block without items. Log a warning when a repeating source has delivered a whole epoch of them."""
@@ -213,11 +226,14 @@ class BlockEngine(PipelineEngine):
     def end(self) -> None:
         self._is_over = self._has_begun = True
 
-    @property
-    def place(self) -> PipelinePlace:
-        block, counters, own, carried = self._step_begin or self._now()
-        children = self._tail.saved(carried)
-        return PipelinePlace(self.epoch, block, counters, children if own is None else {**children, "source": own})
+    def place_now(self) -> Callable[[], PipelinePlace]:
+        epoch, (block, counters, own, carried) = self.epoch, self._step_begin or self._now()
+
+        def place() -> PipelinePlace:
+            children = self._tail.saved(carried)
+            return PipelinePlace(epoch, block, counters, children if own is None else {**children, "source": own})
+
+        return place
 
     def _now(self) -> tuple[int, list[int], str | None, list[Any]]:
         block, counters = self._at.saved(is_over=self._is_over, is_open=self._current is not None)

@@ -49,7 +49,8 @@ class Cache:
             functions read, and what they use of other modules. Covered are functions, methods of classes, what they hold, and the
             global variables of their module that they use, if these are functions, classes, plain data or settings (namespaces and
             dataclasses); and the size and time of local files to which a source has a Path or an absolute path, as the datasets of
-            shmload.formats do for single files.
+            shmload.formats do for single files. Not covered are other objects in global variables, such as a composed transform,
+            a tokenizer or a functools.partial: give them to the function as arguments of a class or a partial.
     Raises:
         TypeError: an argument has another type.
     """

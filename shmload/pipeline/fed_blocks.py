@@ -63,7 +63,10 @@ class Numbers:
 
     def __iter__(self) -> Iterator[BlockKey]:
         numbers = count(self.block) if self._source.repeating else range(self.block, self._source.n)
-        return (BlockKey(self.epoch, number, None) for number in numbers)
+        return map(self._key, numbers)  # not a generator, which an interrupt would end
+
+    def _key(self, number: int) -> BlockKey:
+        return BlockKey(self.epoch, number, None)
 
 
 class Remaining:
@@ -74,7 +77,8 @@ class Remaining:
         self.consumed: set[int] = set()
 
     def __iter__(self) -> Iterator[BlockKey]:
-        return (key for key in self._feed if key.block not in self.consumed)
+        # not a generator, which an interrupt would end
+        return filter(lambda key: key.block not in self.consumed, self._feed)
 
 
 @dataclass

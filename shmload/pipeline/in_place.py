@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch.utils.data import Subset
 
 from shmload.batch.ragged import Ragged
 from shmload.batch.ragged_rows import RaggedRows
@@ -82,13 +83,14 @@ class ChosenProgram(RowProgram):
         return self._read_several if ability_of(self._choice.dataset, "__getitems__") else None
 
     def _read_several(self, keys: Sequence[int]) -> list[Any]:
-        choice = self._choice
-        indices = choice.indices(keys)
+        dataset, indices = _within_subsets(self._choice.dataset, self._choice.indices(keys))
         if are_mixed(indices, keys):
             return [sample for key in keys for sample in self._read_several([key])]
         try:
             with keyed_by(indices, keys):
-                samples: list[Any] = choice.dataset.__getitems__(indices.tolist())
+                if ability_of(dataset, "__getitems__") is None:
+                    return [dataset[index] for index in indices.tolist()]
+                samples: list[Any] = dataset.__getitems__(indices.tolist())
         except Exception as error:
             if len(keys) > 1:
                 for key in keys:
@@ -107,6 +109,14 @@ class ChosenProgram(RowProgram):
         choice = self._choice
         found = in_place_reader_of(choice.dataset, ragged)
         return found and ChosenInPlace(found, choice, ragged, self._source.name)
+
+
+def _within_subsets(dataset: Any, indices: NDArray[np.int64]) -> tuple[Any, NDArray[np.int64]]:
+    """Return the dataset inside torch's Subsets, which keys random numbers by its own indices, and these indices."""
+    while type(dataset) is Subset:
+        indices = np.array([dataset.indices[index] for index in indices.tolist()], np.int64)
+        dataset = dataset.dataset
+    return dataset, indices
 
 
 class ChosenInPlace(InPlace):

@@ -11,7 +11,7 @@ time than fetching.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from shmload.batch.ragged import AS_TORCH_OR_LIST
@@ -124,23 +124,25 @@ class KeyedEngine(PipelineEngine):
         items: Any = NOTHING
         lost: Exception | None = None
         try:
-            items = iterator.next_step()
-        except Exception as error:
-            lost = error
-        except BaseException:
-            self.go(PipelinePlace(self.epoch, first))
+            try:
+                items = iterator.next_step()
+            except Exception as error:
+                lost = error
+            if iterator.place.step == first and lost is not None:  # the loader itself has failed
+                raise lost
+            items = [] if items is NOTHING else items
+            outcomes = list(outcomes_of(self.schedule, self._rank, first, items, self._errors.of_step.pop(first, {}), lost))
+            num_lost = 0 if lost is None else sum(error is lost for _, error in outcomes)
+            if num_lost > 1:  # an item that cannot be sent fails its whole group, so its items are fetched again one by one
+                del outcomes[-num_lost:]
+                self._iterator, self._stream.rounds = None, 1
+            elif self._loader is not None:
+                self._stream.rounds = self._rounds_now(self._loader)
+            self._fetched.extend(outcomes)
+        except BaseException as error:
+            if not isinstance(error, Exception):  # an interrupt: the group is fetched again
+                self.go(PipelinePlace(self.epoch, first))
             raise
-        if iterator.place.step == first and lost is not None:  # the loader itself has failed
-            raise lost
-        items = [] if items is NOTHING else items
-        outcomes = list(outcomes_of(self.schedule, self._rank, first, items, self._errors.of_step.pop(first, {}), lost))
-        num_lost = 0 if lost is None else sum(error is lost for _, error in outcomes)
-        if num_lost > 1:  # an item that cannot be sent fails its whole group, so its items are fetched again one by one
-            del outcomes[-num_lost:]
-            self._iterator, self._stream.rounds = None, 1
-        elif self._loader is not None:
-            self._stream.rounds = self._rounds_now(self._loader)
-        self._fetched.extend(outcomes)
 
     def _rounds_now(self, loader: ShmLoader[Any]) -> int:
         """Return the number of rounds of items to fetch together from now on, given their cost so far.
@@ -219,9 +221,9 @@ class KeyedEngine(PipelineEngine):
     def end(self) -> None:
         self.position = max(self.position, self.schedule.end_of(self.epoch, rank=0))
 
-    @property
-    def place(self) -> PipelinePlace:
-        return PipelinePlace(self.epoch, self.schedule.n if self._is_over else self.position)
+    def place_now(self) -> Callable[[], PipelinePlace]:
+        place = PipelinePlace(self.epoch, self.schedule.n if self._is_over else self.position)
+        return lambda: place
 
     def go(self, place: PipelinePlace) -> None:
         self._move(place.epoch, place.position)

@@ -163,7 +163,9 @@ class Fluent:
 
     def chain(self, *others: Any) -> Pipeline:
         """Return `Chain(self, *others)` as a pipeline."""
-        return Pipeline((Chain(self, *others),))
+        stages = self.stages
+        before = stages[0].members if len(stages) == 1 and type(stages[0]) is Chain else (self,)  # chains of chains are one
+        return Pipeline((Chain(*before, *others),))
 
     def interleave(self, *others: Any, block_length: int = 1) -> Pipeline:
         """Return `Interleave(self, *others, block_length=block_length)` as a pipeline."""

@@ -65,13 +65,18 @@ class PipelineEngine(ABC):
         if self.is_ended:
             self.end()
             raise StopIteration
-        made = self.advance()
-        if self.plan.collate is None:
-            return made
+        if not self.plan.batch_stages:
+            return self.advance()
+        begin = self.place_now()
+        batch = self.advance()
         try:
-            return apply_functions(self.plan.batch_stages, made, self.where)
+            return apply_functions(self.plan.batch_stages, batch, self.where)
         except NoSampleError as error:
             error.args = (_NO_SAMPLE,)
+            raise
+        except BaseException as error:
+            if not isinstance(error, Exception):  # an interrupt: the batch is made again, because functions may have changed it
+                self.go(begin())
             raise
 
     @abstractmethod
@@ -123,9 +128,13 @@ class PipelineEngine(ABC):
     # ------------------------------------------------------------ position
 
     @property
-    @abstractmethod
     def place(self) -> PipelinePlace:
         """Return the current place; at the end of an epoch, its position is the number of items."""
+        return self.place_now()()
+
+    @abstractmethod
+    def place_now(self) -> Callable[[], PipelinePlace]:
+        """Return a function that returns the current place, also later. It is cheap; to save what Scans carry is not."""
 
     @abstractmethod
     def go(self, place: PipelinePlace) -> None:

@@ -145,6 +145,9 @@ class Enumerated(Derived):
 class Window:
     """A stage that makes lists of consecutive items: n-grams, or with `step=size` disjoint groups. Incomplete windows are left out.
 
+    An item that several windows share is made for each of them, with random numbers of the window. Put a Cache before this stage to
+    make each item once.
+
     Args:
         size: number of items of each window, at least 1.
         step: distance between the first items of two windows, at least 1.

@@ -200,7 +200,8 @@ class Stream(Fluent):
     """The items of an iterable, in its order, for data without a length or an index.
 
     The trainer of every rank reads all of it; workers run the stages. An epoch is one pass over it. It should deliver the same
-    items in each pass, except for changes by `set_epoch(epoch)`, which is called before each pass if it exists.
+    items in each pass, except for changes by `set_epoch(epoch)`, which is called before each pass if it exists. An error of the
+    iterable is raised in place of its item and ends the epoch, as it ends a generator.
 
     Args:
         iterable: an iterable, which is iterated again for each epoch, or a function that returns an iterator. An iterator has only

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pickle
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property
-from itertools import islice
 from typing import Any, NamedTuple
 
 from shmload.errors import StateMismatch
@@ -94,43 +93,20 @@ class Feed:
     """
 
     def __init__(self, stream: StreamItems, size: int, *, is_sent: bool) -> None:
-        self._stream, self._size, self._is_sent = stream, size, is_sent
+        self._stream, self.size, self._is_sent = stream, size, is_sent
         self.epoch = self.block = 0  # where the next pass begins
         self.own: dict[int, str] = {}
         self._is_spent = False
         self.pristine = ""  # the iterable's own state before its first pass
 
     def __iter__(self) -> Iterator[BlockKey]:
-        for epoch, block, items in self._read():
-            yield BlockKey(epoch, block, _sent(items, epoch, block * self._size) if self._is_sent else items)
+        return _FeedPass(self)
 
-    def _read(self) -> Iterator[tuple[int, int, list[Any]]]:
-        epoch, block = self.epoch, self.block
-        try:
-            items, state_of = self._begun(epoch, block)
-        except Exception as error:
-            yield epoch, block, [_failed(error, epoch, block * self._size)]
-            return
-        begun = block
-        while True:
-            if state_of is not None and block > begun:  # before the first read, its state may be that of the end of its last pass
-                self.own[block] = saved(state_of(), "the state of the Stream's iterable")
-            chunk: list[Any] = []
-            try:
-                for item in islice(items, self._size):
-                    chunk.append(item)  # noqa: PERF402  # items before an error are delivered, too
-            except Exception as error:
-                yield epoch, block, [*chunk, _failed(error, epoch, block * self._size + len(chunk))]
-                return
-            if chunk:
-                yield epoch, block, chunk
-                block += 1
-            if len(chunk) < self._size:
-                if state_of is not None:
-                    self.own[block] = ENDED
-                return
+    def key(self, epoch: int, block: int, items: list[Any]) -> BlockKey:
+        """Return the key of a block with these items."""
+        return BlockKey(epoch, block, _sent(items, epoch, block * self.size) if self._is_sent else items)
 
-    def _begun(self, epoch: int, block: int) -> tuple[Iterator[Any], Callable[[], Any] | None]:
+    def begun(self, epoch: int, block: int) -> tuple[Iterator[Any], Callable[[], Any] | None]:
         """Return the items from a block on, and a function that returns the iterable's own state, if it has one."""
         source = self._stream.iterable
         if self._stream.is_spent_once_read and (self._is_spent or epoch):
@@ -163,7 +139,7 @@ class Feed:
             iterator = _iterator_of(source)
         elif text is not None:
             holder.load_state_dict(opened(text, is_trusted=False))
-        first = block * self._size
+        first = block * self.size
         return self._stepped(iterator, first, has_moved=text is not None), None if holder is None else holder.state_dict
 
     def _stepped(self, iterator: Iterator[Any], first: int, *, has_moved: bool) -> Iterator[Any]:
@@ -177,14 +153,93 @@ class Feed:
                 stop = min(stop, num_skipped + step.n)
         begin = min(first + num_skipped, stop)
         at = begin if has_moved and first else 0
-        # nothing is read after the last item, because in live data it may never come
-        for number, item in enumerate(islice(iterator, begin - at, stop - at), begin):
-            for step in steps:
-                if isinstance(step, Skip):
-                    number -= step.n
-                elif isinstance(step, Enumerate):
-                    item = step.start + number, item
-            yield item
+        return _Stepped(iterator, steps, at, begin, stop)
+
+
+class _Stepped(Iterator[Any]):
+    """The items of an iterator after a Stream's steps. Not a generator or islice, which an interrupt would end.
+
+    Args:
+        iterator: the iterator.
+        steps: Skips, Takes and Enumerates.
+        at: the number of its next item.
+        begin, stop: the numbers of the first item to deliver, and after the last. Nothing is read after that, because in live data
+            it may never come.
+    """
+
+    def __init__(self, iterator: Iterator[Any], steps: Sequence[Any], at: int, begin: int, stop: int) -> None:
+        self._iterator, self._steps, self._at, self._begin, self._stop = iter(iterator), steps, at, begin, stop
+
+    def __next__(self) -> Any:
+        while self._at < self._begin:
+            next(self._iterator)
+            self._at += 1
+        if self._at >= self._stop:
+            raise StopIteration
+        item, number = next(self._iterator), self._at
+        self._at += 1
+        for step in self._steps:
+            if isinstance(step, Skip):
+                number -= step.n
+            elif isinstance(step, Enumerate):
+                item = step.start + number, item
+        return item
+
+
+class _FeedPass(Iterator[BlockKey]):
+    """One pass of a feed. An interrupt while an item is read loses nothing: the next call continues the block."""
+
+    def __init__(self, feed: Feed) -> None:
+        self._feed, self._epoch, self._block = feed, feed.epoch, feed.block
+        self._first = feed.block
+        self._items: Iterator[Any] | None = None
+        self._state_of: Callable[[], Any] | None = None
+        self._chunk: list[Any] | None = None  # items of the next block; None between blocks
+        self._has_ended = False
+
+    def __next__(self) -> BlockKey:
+        feed = self._feed
+        if self._has_ended:
+            raise StopIteration
+        if self._items is None:
+            try:
+                self._items, self._state_of = feed.begun(self._epoch, self._block)
+            except Exception as error:
+                return self._last([_failed(error, self._epoch, self._block * feed.size)])
+        if self._chunk is None:
+            self._save()
+            self._chunk = []
+        chunk = self._chunk
+        while len(chunk) < feed.size:
+            try:
+                chunk.append(next(self._items))
+            except StopIteration:
+                break
+            except Exception as error:  # items before an error are delivered, too
+                return self._last([*chunk, _failed(error, self._epoch, self._block * feed.size + len(chunk))])
+        if len(chunk) < feed.size:
+            if self._state_of is not None:
+                feed.own[self._block + bool(chunk)] = ENDED
+            if not chunk:
+                self._has_ended = True
+                raise StopIteration
+            return self._last(chunk)
+        key = feed.key(self._epoch, self._block, chunk)
+        self._block, self._chunk = self._block + 1, None
+        return key
+
+    def _save(self) -> None:
+        """Keep the iterable's own state before the next block.
+
+        Not before the first read, when it may be that of the end of its last pass.
+        """
+        if self._state_of is not None and self._block > self._first:
+            self._feed.own[self._block] = saved(self._state_of(), "the state of the Stream's iterable")
+
+    def _last(self, items: list[Any]) -> BlockKey:
+        key = self._feed.key(self._epoch, self._block, items)
+        self._has_ended = True
+        return key
 
 
 def _iterator_of(source: Any) -> Iterator[Any]:

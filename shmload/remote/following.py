@@ -29,8 +29,9 @@ class ShardSnapshot(NamedTuple):
     digest: str
 
 
-# number of the next loader of a dataset; ranks make the loaders that they read together in one order
-_numbers: dict[str, Iterator[int]] = defaultdict(count)
+# (URL of the dataset, rank, number of ranks) -> number of the rank's next loader of it; all ranks make the loaders that they read
+# together in one order, also if several ranks are in one process
+_numbers: dict[tuple[str, int, int], Iterator[int]] = defaultdict(count)
 
 
 class FollowedEpochs(EpochSnapshots[ShardSnapshot]):
@@ -38,16 +39,17 @@ class FollowedEpochs(EpochSnapshots[ShardSnapshot]):
 
     Args:
         source: the samples; it knows the shards of every snapshot.
+        rank: this rank.
         world_size: number of ranks that read the same snapshots.
     """
 
     identity = "followed shards"
     not_yet = (StoreError, ShardCorrupt)
 
-    def __init__(self, source: RemoteSource, world_size: int = 1) -> None:
+    def __init__(self, source: RemoteSource, rank: int = 0, world_size: int = 1) -> None:
         super().__init__()
         self._source, self.world_size = source, world_size
-        self._number = next(_numbers[source.url]) if world_size > 1 else 0
+        self._number = next(_numbers[source.url, rank, world_size]) if world_size > 1 else 0
         self._num_restarts = 0
 
     def settle(self, epoch: int, *, is_ahead: bool) -> ShardSnapshot:

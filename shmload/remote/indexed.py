@@ -234,10 +234,12 @@ class RemoteSamples(_Ordered, TarDataset):
         """Return the schedule of a followed dataset, which ShmLoader uses with a seed: the samples of each rank, step and epoch."""
         return self._epoch_schedule if self._follows else None
 
-    def _epoch_schedule(self, *, seed: int, world_size: int, batch_size: int, shuffle: bool, uneven: Uneven) -> SnapshotSchedule:
+    def _epoch_schedule(
+        self, *, seed: int, rank: int, world_size: int, batch_size: int, shuffle: bool, uneven: Uneven
+    ) -> SnapshotSchedule:
         from shmload.remote.following import FollowedEpochs
 
-        epochs = FollowedEpochs(self._source, world_size)  # for one loader, because each may be in a different epoch
+        epochs = FollowedEpochs(self._source, rank, world_size)  # for one loader, because each may be in a different epoch
         return SnapshotSchedule(epochs, seed=seed, uneven=uneven, world_size=world_size, batch_size=batch_size, is_shuffled=shuffle)
 
     def block_shuffle(

@@ -252,3 +252,32 @@ def test_error_names_the_sample_that_cannot_be_read(kind: Any, n_workers: int) -
 def test_bad_samples_can_be_skipped(kind: Any) -> None:
     with Conveyer([Items(kind()), Collate(4)], on_error="skip") as pipeline:
         assert [batch["x"].tolist() for batch in pipeline][:3] == [[0, 1, 2, 3], [4, 5, 6], [8, 9, 10, 11]]
+
+
+class KeyedByIndex:
+    """A dataset that reads several samples at once, with a random number of each by its index."""
+
+    def __len__(self) -> int:
+        return 9
+
+    def __getitem__(self, index: int) -> Any:
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        return [(index, sample_rng(index).random()) for index in indices]
+
+
+def test_subset_of_a_dataset_that_reads_several_samples_draws_by_keys() -> None:
+    def numbers(dataset: Any) -> list[Any]:
+        with Items(dataset, repeating=True).batch(3).conveyer() as pipeline:
+            return [pipeline()[1].tolist() for _ in range(3)]
+
+    class Three(KeyedByIndex):
+        def __len__(self) -> int:
+            return 3
+
+    expected = numbers(Three())
+    assert len({value for batch in expected for value in batch}) == 9
+    for indices in ([3, 5, 7], [1, 2, 0], [4, 4, 4]):
+        assert numbers(Subset(KeyedByIndex(), indices)) == expected
+    assert numbers(Subset(Subset(KeyedByIndex(), [8, 6, 4, 2]), [1, 2, 3])) == expected

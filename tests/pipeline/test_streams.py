@@ -436,3 +436,38 @@ def test_torchdata_nodes_resume() -> None:
     found, expected = resumed(make, 1, 5)
     assert found == expected
     assert len(found) == 15
+
+
+class Failing:
+    """An iterable of numbers that fails at one of them, once it is told to."""
+
+    def __init__(self) -> None:
+        self.fails_at = -1
+
+    def __iter__(self) -> Iterator[int]:
+        for number in range(12):
+            if number == self.fails_at:
+                self.fails_at = -1
+                raise ConnectionError("reset")
+            yield number
+
+
+@pytest.mark.parametrize("num_done", range(4, 9))
+@pytest.mark.parametrize("fails_at", [4, 5])
+def test_error_of_reading_hides_no_item_at_which_a_resume_continues(fails_at: int, num_done: int) -> None:
+    with Conveyer([Stream(Failing())], block_size=4) as pipeline:
+        for _ in range(num_done):
+            pipeline()
+        state = pipeline.state()
+    source = Failing()
+    with Conveyer([Stream(source)], block_size=4) as pipeline:
+        pipeline.load_state(state)
+        source.fails_at = fails_at
+        if num_done > fails_at and num_done < 8:
+            with pytest.raises(ConnectionError, match="reset"):
+                pipeline()
+            assert [pipeline() for _ in range(12 - num_done)] == list(range(num_done, 12))
+        elif num_done <= fails_at:
+            assert [pipeline() for _ in range(fails_at - num_done)] == list(range(num_done, fails_at))
+            with pytest.raises(ConnectionError, match="reset"):
+                pipeline()

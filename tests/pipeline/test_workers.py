@@ -6,6 +6,7 @@ import os
 import pickle
 import random
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from itertools import islice
 from time import monotonic
@@ -22,6 +23,7 @@ from shmload.pipeline import (
     Collate,
     Conveyer,
     DistributedBatchedMap,
+    Enumerate,
     Filter,
     FlatMap,
     Items,
@@ -30,7 +32,9 @@ from shmload.pipeline import (
     Permutation,
     Range,
     Scan,
+    Skip,
     Stream,
+    Take,
 )
 from shmload.schedule.state_checksum import with_checksum
 from tests.pipeline import worker_items as items
@@ -279,6 +283,87 @@ def test_interrupt_of_a_step_that_spans_blocks_loses_nothing(source: Any, stage:
         resumed.load_state(pipeline.state())
         assert list(map(listed, pipeline)) == expected
         assert list(map(listed, resumed)) == expected
+
+
+class InterruptedBatch:
+    """Changes batches in place, and is interrupted in one of them."""
+
+    def __init__(self) -> None:
+        self.is_over = False
+
+    def __call__(self, batch: torch.Tensor) -> torch.Tensor:
+        batch += 100
+        if 104 in batch.tolist() and not self.is_over:
+            self.is_over = True
+            raise KeyboardInterrupt
+        return batch
+
+
+@pytest.mark.parametrize(
+    "stages", [[], [Filter(lambda _: True)], [DistributedBatchedMap(Add(0), 1)]], ids=["keyed", "blocks", "worker"]
+)
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_interrupt_in_a_function_of_batches_loses_and_repeats_no_batch(stages: list[Any], is_stream: bool) -> None:
+    def made() -> Conveyer:
+        source = Stream(list(range(12))) if is_stream else Range(12, repeating=False)
+        return Conveyer([source, *stages, Collate(3), Map(InterruptedBatch())], block_size=4)
+
+    with made() as pipeline, made() as resumed:
+        got = [pipeline().tolist()]
+        with pytest.raises(KeyboardInterrupt):
+            pipeline()
+        resumed.engine.plan.batch_stages[0].function.is_over = True
+        resumed.load_state(pipeline.state())
+        rest = [batch.tolist() for batch in pipeline]
+        assert [x - 100 for batch in got + rest for x in batch] == list(range(12))
+        assert [batch.tolist() for batch in resumed] == rest
+
+
+def test_interrupt_in_a_member_of_a_join_keeps_the_turns() -> None:
+    def member(first: int) -> Conveyer:
+        return Conveyer([Items(list(range(first, first + 6))), Collate(2), Map(InterruptedBatch())])
+
+    join, got = Join([(member(0), 1), (member(10), 1)]), []
+    for _ in range(7):
+        with suppress(KeyboardInterrupt):
+            got.append((join() - 100).tolist())
+    assert got == [[0, 1], [10, 11], [2, 3], [12, 13], [4, 5], [14, 15]]
+
+
+class InterruptedIterator:
+    """Iterates over numbers, and goes on after an interrupt."""
+
+    def __init__(self) -> None:
+        self.next, self.is_over = 0, False
+
+    def __iter__(self) -> InterruptedIterator:
+        return self
+
+    def __next__(self) -> int:
+        if self.next == 6 and not self.is_over:
+            self.is_over = True
+            raise KeyboardInterrupt
+        if self.next == 12:
+            raise StopIteration
+        self.next += 1
+        return self.next - 1
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("steps", [(), (Skip(1), Take(9), Enumerate())], ids=["plain", "steps"])
+def test_interrupt_while_a_stream_is_read_loses_nothing(steps: Any, num_workers: int) -> None:
+    work = [DistributedBatchedMap(items.unchanged, num_workers)] if num_workers else []
+    with Conveyer([Stream(InterruptedIterator), *steps, *work], block_size=4) as pipeline:
+        got, num_interrupts = [], 0
+        while True:
+            try:
+                got.append(pipeline())
+            except KeyboardInterrupt:
+                num_interrupts += 1
+            except StopIteration:
+                break
+    assert num_interrupts == 1
+    assert got == ([(number, number + 1) for number in range(9)] if steps else list(range(12)))
 
 
 # ------------------------------------------------------------ results

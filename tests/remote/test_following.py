@@ -138,10 +138,12 @@ def test_later_loader_of_all_ranks_agrees_on_a_snapshot_of_its_own(tmp_path: Pat
     store = torch.distributed.HashStore()
     monkeypatch.setattr("shmload.torch_names.default_store", lambda: store)
     grow(tmp_path, 0, 20)
-    one, other = (FollowedEpochs(RemoteDataset.from_urls(str(tmp_path))._source, 2) for _ in range(2))
+    one, other = (FollowedEpochs(RemoteDataset.from_urls(str(tmp_path))._source, 0, 2) for _ in range(2))
     assert one.snapshot(0).n == 20
     grow(tmp_path, 20, 50)
     assert other.snapshot(0).n == 50
+    beside = FollowedEpochs(RemoteDataset.from_urls(str(tmp_path))._source, 1, 2)  # another rank in this process
+    assert beside.snapshot(0).n == 20
     one.restart(0)
     assert one.snapshot(0).n == 50
 

@@ -90,6 +90,18 @@ def _not_text(value: Any) -> bytes:
     raise TypeError(f"text is str or bytes; got {type(value).__name__}")
 
 
+def _pixels(kind: str, array: Any) -> Any:
+    """Return an array as the format stores it.
+
+    Raises:
+        ValueError: it is of floats outside of [0, 1], or of integers that the format cannot store.
+    """
+    may_be_signed = kind in ("TIFF", "JPEG") and array.dtype == np.int32  # JPEG has an error of its own
+    if array.dtype.kind in "iu" and array.dtype not in (np.uint8, np.uint16) and not may_be_signed:
+        raise ValueError(f"{kind} stores integers of 8 or 16 bits without a sign, got an array of {array.dtype}: use npy")
+    return _bytes_of_floats(array)
+
+
 def _bytes_of_floats(array: Any) -> Any:
     """Return floats in [0, 1] as uint8, as webdataset does; other arrays unchanged."""
     if array.dtype.kind != "f":
@@ -102,7 +114,12 @@ def _bytes_of_floats(array: Any) -> Any:
 def _encode_picture(kind: str, value: Any) -> bytes:
     from PIL import Image
 
-    picture = value if isinstance(value, Image.Image) else Image.fromarray(_bytes_of_floats(np.asarray(unmasked(value))))
+    picture = value if isinstance(value, Image.Image) else Image.fromarray(_pixels(kind, np.asarray(unmasked(value))))
+    values: Any = picture.getextrema() if picture.mode == "I" else (0, 0)
+    is_beyond = values[0] < 0 or values[1] > 65535
+    if kind == "PPM" and (is_beyond or picture.mode not in ("1", "L", "RGB", "I", "I;16")):
+        what = "numbers outside of 0 to 65535" if is_beyond else f"mode {picture.mode}"
+        raise ValueError(f"PPM and PGM store gray and RGB pictures of at most 16 bits, got a picture of {what}: use png or npy")
     if kind == "JPEG" and (picture.mode in ("I", "F") or picture.mode.startswith("I;16")):
         raise ValueError(f"a JPEG has 8 bits for each value, got a picture of mode {picture.mode}: convert it to uint8, or use png")
     if kind == "JPEG" and picture.mode not in ("L", "RGB", "CMYK"):

@@ -236,6 +236,12 @@ class Packing:
         before = there
         if there is not None and _name(digest, there.before()) == there.generation:
             before = there.before()
+            logger.warning(
+                "%s: its newest generation was packed by the same call from the same samples, by the %d that are compared, so "
+                "nothing is appended: give another seed if they differ",
+                self._store.url,
+                NUM_PROBED,
+            )
         key = "" if options.cipher is None else options.cipher.fingerprint
         if before is not None and before.key != key:
             raise ValueError(

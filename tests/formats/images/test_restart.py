@@ -250,3 +250,12 @@ def test_damaged_files_are_reencoded_as_they_are_decoded_or_left_unchanged(fuzz:
     found = [fuzz.recode(data) for data in islice(fuzz.mutations(3), 200)]
     assert True in found
     assert False in found
+
+
+def test_file_of_several_pictures_stays_unchanged() -> None:
+    file = io.BytesIO()
+    pictures = [Image.fromarray(np.random.default_rng(seed).integers(0, 255, (200, 300, 3), np.uint8)) for seed in range(2)]
+    pictures[0].save(file, "MPO", save_all=True, append_images=pictures[1:])
+    data, why = recoded(file.getvalue())
+    assert data == file.getvalue()
+    assert why == "several pictures in one file (MPF), whose offsets would change"

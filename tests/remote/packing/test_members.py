@@ -205,6 +205,29 @@ def test_encoded_images_are_copied_with_the_suffix_of_their_format(extension: st
     assert {extension: data} == written(data) == written(tmp_path / "photo.png") == written(str(tmp_path / "photo.png"))
 
 
+@pytest.mark.parametrize(
+    ("name", "array"),
+    [
+        ("m.pgm", np.array([[70000, -1]], np.int32)),
+        ("m.pgm", np.array([[-7]], np.int16)),
+        ("m.tif", np.array([[-7]], np.int8)),
+        ("m.tif", np.array([[70000]], np.uint32)),
+        ("m.ppm", np.zeros((2, 2, 4), np.uint8)),
+        ("m.pgm", Image.new("I", (2, 2), 70000)),
+    ],
+)
+def test_picture_that_its_format_cannot_store_is_refused(name: str, array: Any) -> None:
+    with pytest.raises(ValueError, match=r"(stores integers of 8 or 16 bits|store gray and RGB pictures of at most 16 bits)"):
+        written({name: array})
+
+
+def test_picture_of_large_numbers_is_stored_as_tiff(tmp_path: Path) -> None:
+    manifest = packed([{"m.tif": np.array([[70000, -1]], np.int32)}], LocalStore(tmp_path))
+    (sample,) = samples_in(tmp_path, manifest)
+    with Image.open(io.BytesIO(sample["m.tif"])) as image:
+        assert np.asarray(image).tolist() == [[70000, -1]]
+
+
 def test_bytes_that_are_not_an_image_are_unchanged(tmp_path: Path) -> None:
     (tmp_path / "a.flac").write_bytes(b"sound")
     assert written(b"sound") == {"bin": b"sound"}

@@ -114,11 +114,14 @@ class TorchInlineIterator(TorchPass, SingleProcessIterator):
         keys = next(self._sampler_iter)
         while self._sampler_iter.num_taken - 1 in self.progress.done:  # of a resumed pass
             keys = next(self._sampler_iter)
-        self.progress.completed(self._sampler_iter.num_taken - 1, 0)
         if self._reader is None:
             self._order = Order(self._pass, self._sampler_iter.num_taken - 1, keys if self._auto_collation else [keys])
         keys = keys.tolist() if self._sampler_iter.is_sliced else keys
         return keys if self._reader is not None else self._fetched.keys(self._sampler_iter.num_taken - 1 - self._num_again, keys)
+
+    def _completed(self) -> None:
+        """Record that the newest order was read, or lost to an error. After an interrupt it was not: a state has it to come."""
+        self.progress.completed(self._sampler_iter.num_taken - 1, 0)
 
     def _next_data(self) -> Any:
         if self._reader is None:
@@ -127,20 +130,29 @@ class TorchInlineIterator(TorchPass, SingleProcessIterator):
                 with reading_of(self._fetched):
                     batch = SingleProcessIterator._next_data(self)  # type: ignore[no-untyped-call]
             except Exception as error:
-                if self._sampler_iter.num_taken > num_taken and not isinstance(error, StopIteration):  # it is not the sampler's
+                is_taken = self._sampler_iter.num_taken > num_taken  # else the error is the sampler's
+                if is_taken:
+                    self._completed()
+                if is_taken and not isinstance(error, StopIteration):
                     key, is_map = self._fetched.key, self._dataset_kind == DatasetKind.Map
                     keys = (self._fetched.of_batch if is_map else None) or ()  # after the key, because it takes all keys
                     error.add_note(self._job.note(key, self._order.epoch, self._order.step, keys))
                 raise
             finally:
                 self._bad_samples.num_irregular += irregular_files.value - num_irregular
+            self._completed()
             return sent_now(batch, self._device)
         while True:
             keys = self._next_index()
             step = self._sampler_iter.num_taken - 1
             is_samplers_object = self._auto_collation and not self._sampler_iter.is_sliced
             order = Order(self._pass, step, keys if self._auto_collation else [keys], is_samplers_object=is_samplers_object)
-            batch = self._reader.read(order)
+            try:
+                batch = self._reader.read(order)
+            except Exception:
+                self._completed()
+                raise
+            self._completed()
             if batch is not NOTHING:
                 self._order = order
                 return sent_now(batch, self._device)

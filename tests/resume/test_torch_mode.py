@@ -521,3 +521,35 @@ def test_state_between_passes_starts_a_full_pass_of_a_sampler_at_its_end(seed: i
     again = ShmLoader(range(6), 2, sampler=ContinuesAfterItsEnd(), seed=seed)
     again.load_state_dict(loader.state_dict())
     assert [[batch.tolist() for batch in again] for _ in range(2)] == [expected, expected]
+
+
+class InterruptedDataset:
+    """Numbers, one of which is interrupted while it is read, once."""
+
+    def __init__(self) -> None:
+        self.is_over = False
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> int:
+        if index == 7 and not self.is_over:
+            self.is_over = True
+            raise KeyboardInterrupt
+        return index
+
+
+@pytest.mark.parametrize("collate_fn", [None, torch.tensor])
+@pytest.mark.parametrize("seed", [None, 3])
+def test_state_after_an_interrupt_has_the_interrupted_batch_to_come(seed: int | None, collate_fn: Any) -> None:
+    def make() -> ShmLoader[Any]:
+        return ShmLoader(InterruptedDataset(), 3, seed=seed, shuffle=False, collate_fn=collate_fn)
+
+    loader, got = make(), []
+    with pytest.raises(KeyboardInterrupt):
+        for batch in loader:
+            got += batch.tolist()
+    resumed = make()
+    resumed.dataset.is_over = True
+    resumed.load_state_dict(loader.state_dict())
+    assert got + [number for batch in resumed for number in batch.tolist()] == list(range(12))

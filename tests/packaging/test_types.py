@@ -20,6 +20,8 @@ FOUND_IN_ALL = r"""
 # every Cython module has them
 shmload\._core\..*__(reduce|setstate)_cython__
 shmload\._core\..*__test__
+# modules whose C functions other modules call have it
+shmload\._core\.\w+\.__pyx_capi__
 # buffers have no method by this name before Python 3.12
 shmload\._core\.(mapped_file\.MappedFile|mapping\.Mapping)\.__buffer__
 """

@@ -32,6 +32,6 @@ def cpu_ns(pid: int) -> int:
     Args:
         pid: the process; it may be another user's.
     Raises:
-        OSError: there is no such process.
+        OSError: the process does not exist.
     """
     return time.clock_gettime_ns(~pid << 3 | _CPU_OF_PROCESS)

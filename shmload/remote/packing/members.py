@@ -143,7 +143,7 @@ def _is_kept_as(name: str, value: Any) -> bool:
 
 
 def _can_be(extension: str, value: bytes | bytearray | memoryview) -> bool:
-    """Return whether bytes may be the content of a member; False for an id that is no number, and for text that is not UTF-8."""
+    """Return whether bytes may be the content of a member; False if an id is not a number, or text is not UTF-8."""
     try:
         if extension in INTEGERS:
             int(bytes(value))

@@ -87,8 +87,9 @@ class _Walk:
 
     def attributes(self, value: Any) -> None:
         """Walk the attributes of an instance of a subclass, such as a picture's size in a tensor of boxes."""
-        found = None if isinstance(value, Enum) else getattr(value, "__dict__", None)
-        if found:
+        is_nested = isinstance(value, torch.Tensor) and value.is_nested  # its attributes include the name of a new symbol
+        found = getattr(value, "__dict__", None)
+        if found and not (is_nested or isinstance(value, Enum)):
             self._open.add(id(value))
             self.named(b"O", value)
             self.mapping(dict(sorted(found.items())))

@@ -176,6 +176,10 @@ class Engine:
         """Return the number of orders submitted and not delivered, including those sent ahead to a device."""
         return len(self._queue) if self._feed is None else len(self._queue) + len(self._feed.ahead)
 
+    def is_queued(self, order: Order) -> bool:
+        """Return whether an order is submitted and not delivered."""
+        return order in self._queue
+
     @property
     def front(self) -> Order | None:
         """Return the order that `next` will deliver if called in order; None without orders."""

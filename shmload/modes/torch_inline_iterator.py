@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 from shmload._core.trainer import Order
 from shmload.device.sending import sent_now
 from shmload.engine.iterator_lock import IteratorLock
-from shmload.engine.outcome import NOTHING
+from shmload.engine.outcome import NOTHING, Outcome
 from shmload.metrics import irregular_files
 from shmload.modes.default_collate import collated
 from shmload.modes.fetched_samples import FetchedSamples
@@ -119,41 +119,48 @@ class TorchInlineIterator(TorchPass, SingleProcessIterator):
         keys = keys.tolist() if self._sampler_iter.is_sliced else keys
         return keys if self._reader is not None else self._fetched.keys(self._sampler_iter.num_taken - 1 - self._num_again, keys)
 
-    def _completed(self) -> None:
-        """Record that the newest order was read, or lost to an error. After an interrupt it was not: a state has it to come."""
+    def _count_order(self, received: Outcome) -> None:
+        self.progress.completed(received.order.step, 0)
+
+    def _lost(self) -> None:
+        """Record that the newest order's batch is lost to an error, or that there is none."""
         self.progress.completed(self._sampler_iter.num_taken - 1, 0)
 
     def _next_data(self) -> Any:
-        if self._reader is None:
-            num_taken, num_irregular = self._sampler_iter.num_taken, irregular_files.value
-            try:
-                with reading_of(self._fetched):
-                    batch = SingleProcessIterator._next_data(self)  # type: ignore[no-untyped-call]
-            except Exception as error:
-                is_taken = self._sampler_iter.num_taken > num_taken  # else the error is the sampler's
-                if is_taken:
-                    self._completed()
-                if is_taken and not isinstance(error, StopIteration):
-                    key, is_map = self._fetched.key, self._dataset_kind == DatasetKind.Map
-                    keys = (self._fetched.of_batch if is_map else None) or ()  # after the key, because it takes all keys
-                    error.add_note(self._job.note(key, self._order.epoch, self._order.step, keys))
-                raise
-            finally:
-                self._bad_samples.num_irregular += irregular_files.value - num_irregular
-            self._completed()
-            return sent_now(batch, self._device)
+        if self._received is None:
+            self._received = self._read_by_torch() if self._reader is None else self._read(self._reader)
+        return sent_now(self._received.batch, self._device)
+
+    def _read_by_torch(self) -> Outcome:
+        num_taken, num_irregular = self._sampler_iter.num_taken, irregular_files.value
+        try:
+            with reading_of(self._fetched):
+                batch = SingleProcessIterator._next_data(self)  # type: ignore[no-untyped-call]
+        except Exception as error:
+            is_taken = self._sampler_iter.num_taken > num_taken  # else the error is the sampler's
+            if is_taken:
+                self._lost()
+            if is_taken and not isinstance(error, StopIteration):
+                key, is_map = self._fetched.key, self._dataset_kind == DatasetKind.Map
+                keys = (self._fetched.of_batch if is_map else None) or ()  # after the key, because it takes all keys
+                error.add_note(self._job.note(key, self._order.epoch, self._order.step, keys))
+            raise
+        finally:
+            self._bad_samples.num_irregular += irregular_files.value - num_irregular
+        return Outcome(self._order, batch, None)
+
+    def _read(self, reader: InlineReader) -> Outcome:
         while True:
             keys = self._next_index()
             step = self._sampler_iter.num_taken - 1
             is_samplers_object = self._auto_collation and not self._sampler_iter.is_sliced
             order = Order(self._pass, step, keys if self._auto_collation else [keys], is_samplers_object=is_samplers_object)
             try:
-                batch = self._reader.read(order)
+                batch = reader.read(order)
             except Exception:
-                self._completed()
+                self._lost()
                 raise
-            self._completed()
             if batch is not NOTHING:
-                self._order = order
-                return sent_now(batch, self._device)
+                return Outcome(order, batch, None)
+            self._lost()
             self._nothing_came(order)

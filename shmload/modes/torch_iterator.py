@@ -17,7 +17,7 @@ from shmload import faults
 from shmload._core.trainer import Order
 from shmload.engine.engine import Engine
 from shmload.engine.iterator_lock import IteratorLock
-from shmload.engine.outcome import NOTHING
+from shmload.engine.outcome import NOTHING, Outcome
 from shmload.errors import WorkerDied
 from shmload.modes.pass_context import PassContext
 from shmload.modes.pass_progress import PassProgress
@@ -121,7 +121,9 @@ class TorchIterator(TorchPass):
             super()._reset(loader, first_iter)
             reader = self._reader_of_sampler(start, self._generator, every=self._every, seed_between=False)
         self._pass = self._passes.log.num_passes
+        self._received = None
         self._num_sent = 0
+        self._unsent: Order | None = None  # the order that is being submitted
         self._num_active = [0] * self._num_workers  # pending orders by worker, or -1 if its iterator has ended
         self._worker_cycle: Iterator[int] = cycle(range(self._num_workers))
         state = start_sampler(reader, state, is_early=True)  # batches are ordered at once
@@ -148,8 +150,7 @@ class TorchIterator(TorchPass):
         if state is not None and self._dataset_kind == DatasetKind.Iterable:
             counted = [0] * self._num_workers if fast_forward(state) else state["counted"]
             self._read_again([now - then for now, then in zip(state["counts"], counted, strict=True)])
-        for _ in range(self._prefetch_factor * self._num_workers - engine.num_queued):
-            self._order_next(engine)
+        self._order_ahead(engine)
         if state is not None and self._dataset_kind != DatasetKind.Iterable:
             self._read_again_to(state["done"])
         self._begin_record(passes)
@@ -180,7 +181,7 @@ class TorchIterator(TorchPass):
             for worker in range(self._num_workers):
                 if num_to_send[worker] and engine.num_queued < self._prefetch_factor * self._num_workers:
                     num_to_send[worker] -= 1
-                    self._send(engine, next(self._batches), worker)
+                    self._send(engine, self._order_of(next(self._batches), worker))
             order, _, note, _ = engine.next()  # errors are ignored, because they were raised in the first reading
             num_left[order.worker] -= 1
             self._num_active[order.worker] -= 1
@@ -188,6 +189,9 @@ class TorchIterator(TorchPass):
             self.progress.done.add(order.step)
 
     def _order_next(self, engine: Engine) -> None:
+        if self._unsent is not None:  # an interrupt came while it was sent
+            self._send(engine, self._unsent)
+            return
         try:
             index = next(self._batches)
             while self._num_sent in self.progress.done:  # a resumed pass skips the orders that were complete
@@ -197,15 +201,23 @@ class TorchIterator(TorchPass):
             return
         worker = next(self._worker_cycle) if self._is_round_robin else self._next_worker()
         if worker >= 0:
-            self._send(engine, index, worker)
+            self._send(engine, self._order_of(index, worker))
 
-    def _send(self, engine: Engine, index: Any, worker: int) -> None:
+    def _order_of(self, index: Any, worker: int) -> Order:
+        """Return the order of what the sampler gave."""
         if self._dataset_kind == DatasetKind.Iterable:
             index = [self._shared_seed or 0] * len(index) if self._auto_collation else self._shared_seed or 0
         keys = index if self._auto_collation else [index]
-        engine.submit(Order(self._pass, self._num_sent, keys, worker, is_samplers_object=self._is_samplers_object))
-        self._num_active[worker] += 1
+        return Order(self._pass, self._num_sent, keys, worker, is_samplers_object=self._is_samplers_object)
+
+    def _send(self, engine: Engine, order: Order) -> None:
+        """Submit an order and count it. After an interrupt, `_order_next` continues here."""
+        if order is not self._unsent or not engine.is_queued(order):
+            self._unsent = order
+            engine.submit(order)
+        self._num_active[order.worker] += 1
         self._num_sent += 1
+        self._unsent = None
 
     def _go_on_ordering(self, engine: Engine) -> None:
         """Order one batch for the batch just received, or more or fewer if autotuning has changed the number ahead."""
@@ -215,7 +227,11 @@ class TorchIterator(TorchPass):
             return
         num_ahead = tuner.count_batch(engine)
         self._prefetch_factor = num_ahead // self._num_workers
-        for _ in range(num_ahead - engine.num_queued):
+        self._order_ahead(engine)
+
+    def _order_ahead(self, engine: Engine) -> None:
+        """Order batches until the number ahead is ordered."""
+        for _ in range(self._prefetch_factor * self._num_workers - engine.num_queued):
             self._order_next(engine)
 
     def _next_worker(self) -> int:
@@ -230,38 +246,58 @@ class TorchIterator(TorchPass):
 
     def _next_data(self) -> Any:
         """Return the next batch, as torch's method of this name does; raise StopIteration at the end of the pass."""
-        while True:
-            engine = self._engine
+        engine = self._engine
+        if self._received is not None and engine is not None:  # an interrupt came before it was delivered, and before an order
+            self._order_ahead(engine)
+        while self._received is None:
             if engine is None or engine.num_queued == 0:
                 if not self._persistent_workers:
                     self._shutdown_workers()
                 raise StopIteration
-            order, batch, note, error = engine.next(in_order=self._in_order)
-            if error is not None:
-                try:
-                    self._lost(engine, order, note, error)
-                    raise error
-                finally:
-                    del error  # its traceback holds this frame
-            progress = self.progress
-            progress.last_worker = order.worker
-            if note is not NO_NEWS or not progress.is_always_current:
-                progress.noted(order.worker, note)
-            if note is not NO_NEWS and note is not None and note.has_ended:
-                self._num_active[order.worker] = -1
-                self._is_round_robin = False
-                progress.done.add(order.step)
-            else:
-                progress.completed(order.step, order.worker)
-                if self._num_active[order.worker] > 0:  # otherwise this order was sent before the iterator's end
-                    self._num_active[order.worker] -= 1
+            self._receive(engine)
+        batch = self._received.batch
+        if self._pin_memory and engine is not None and engine.needs_pin_memory:
+            return pin_memory(batch, self._pin_memory_device)
+        return batch
+
+    def _receive(self, engine: Engine) -> None:
+        """Receive the outcome of an order, and order the next batch. Raise the error if the batch is lost."""
+        outcome = engine.next(in_order=self._in_order)
+        order, batch, note, error = outcome
+        if error is not None:
+            try:
+                self._lost(engine, order, note, error)
+                raise error
+            finally:
+                del error, outcome  # its traceback holds this frame
+        if batch is not NOTHING:
+            self._received = outcome
+        elif note is not None and note.has_ended:
+            self._num_active[order.worker] = -1
+            self._is_round_robin = False
+            self.progress.last_worker = order.worker
+            self.progress.noted(order.worker, note)
+            self.progress.done.add(order.step)
+        else:
+            self._count_order(outcome)
+        if self._num_active[order.worker] > 0:  # otherwise this order was sent before the iterator's end
+            self._num_active[order.worker] -= 1
+        try:
             self._go_on_ordering(engine)
-            if batch is not NOTHING:
-                self._order = order
-                if self._pin_memory and engine.needs_pin_memory:
-                    return pin_memory(batch, self._pin_memory_device)
-                return batch
+        except Exception:  # the sampler's; as in torch, the batch is lost
+            if self._received is not None:
+                self._received = None
+                self._count_order(outcome)
+            raise
+        if batch is NOTHING:
             self._nothing_came(order)
+
+    def _count_order(self, received: Outcome) -> None:
+        order, progress = received.order, self.progress
+        progress.last_worker = order.worker
+        if received.note is not NO_NEWS or not progress.is_always_current:
+            progress.noted(order.worker, received.note)
+        progress.completed(order.step, order.worker)
 
     def _shutdown_workers(self) -> None:
         engine, self._engine = self._engine, None

@@ -10,7 +10,7 @@ import torch
 from shmload._core.trainer import Order
 from shmload.engine.delivery_log import DeliveryLog
 from shmload.engine.iterator_lock import IteratorLock
-from shmload.engine.outcome import NOTHING
+from shmload.engine.outcome import NOTHING, Outcome
 from shmload.modes.after_batch import after_batch
 from shmload.modes.draw_origin import Origin, origin_of
 from shmload.modes.epoch_metrics import EpochWatch, samples_counter
@@ -27,7 +27,7 @@ class TorchPass(BaseIterator):
 
     progress: PassProgress
     iterator_lock: IteratorLock
-    _order: Order  # of the batch that `_next_data` returns
+    _received: Outcome | None = None  # of `_next_data`, until its batch is delivered, so that an interrupt loses nothing
     _recorder: DeliveryLog | None = None  # None while a resumed pass reads batches again without yielding them
     _count: Callable[[Order, Any], int] | None = None  # of an iterable dataset, whose batches may be shorter than their orders
     _watch: EpochWatch | None = None
@@ -55,7 +55,7 @@ class TorchPass(BaseIterator):
             raise
 
     def _taken(self) -> Any:
-        """Return the next batch, after the records, the callbacks and the progress have counted it."""
+        """Return the next batch. Its order is complete last: after an interrupt before that, a state has the batch to come."""
         watch = self._watch
         if watch is not None:
             watch.asked()
@@ -70,21 +70,39 @@ class TorchPass(BaseIterator):
             if self._recorder is not None and self._recorder.is_on:
                 self._recorder.ended(self._pass, self.progress.num_complete)
             raise
-        progress = self.progress
+        assert self._received is not None
+        try:
+            if self._recorder is not None:
+                batch = self._recorded(batch, self._received.order, self._recorder)
+        except Exception:
+            self._complete(self._received)
+            raise
+        self._complete(self._received)
+        return batch
+
+    def _recorded(self, batch: Any, order: Order, recorder: DeliveryLog) -> Any:
+        """Return the batch as the program receives it, after the records and the callbacks."""
+        recorder.last = order
+        if recorder.is_on:
+            num_samples = None if self._count is None else self._count(order, batch)
+            recorder.delivered(order, batch, valid=num_samples, epoch=self._pass, step=self._recorded_step(order))
+        if self._watch is not None:
+            self._watch.delivered(batch)
+        if self._after_batch is not None:
+            return after_batch(self._after_batch, batch, f"epoch {self._pass}, batch {self.progress.num_delivered}")
+        return batch
+
+    def _complete(self, received: Outcome) -> None:
+        """Count a batch as delivered, or as lost to an error after it was read."""
+        self._received, progress = None, self.progress
+        self._count_order(received)
         progress.num_delivered += 1
         if not progress.is_always_current:
             progress.delivered()
-        recorder = self._recorder
-        if recorder is not None:
-            recorder.last = self._order
-            if recorder.is_on:
-                num_samples = None if self._count is None else self._count(self._order, batch)
-                recorder.delivered(self._order, batch, valid=num_samples, epoch=self._pass, step=self._recorded_step(self._order))
-        if watch is not None:
-            watch.delivered(batch)
-        if self._after_batch is not None:
-            batch = after_batch(self._after_batch, batch, f"epoch {self._pass}, batch {progress.num_delivered - 1}")
-        return batch
+
+    def _count_order(self, received: Outcome) -> None:
+        """Record that an order is complete."""
+        raise NotImplementedError
 
     def _begin_record(self, passes: PassContext) -> None:
         """Record, from now on, the batches that are yielded, because they reach the user."""
@@ -114,13 +132,18 @@ class TorchPass(BaseIterator):
         return reader
 
     def _nothing_came(self, order: Order) -> None:
-        """Record that an order has no batch to yield."""
+        """Record that a complete order has no batch to yield."""
         if self._recorder is not None and self._recorder.is_on:
-            self._recorder.delivered(order, NOTHING, epoch=self._pass, step=self._recorded_step(order))
+            self._recorder.delivered(order, NOTHING, epoch=self._pass, step=self._recorded_step(order, num_before=1))
 
-    def _recorded_step(self, order: Order) -> int:
-        """Return the step of the order just completed. With an iterable dataset a resumed pass numbers its orders differently."""
-        return self.progress.num_complete - 1 if self._dataset_kind == DatasetKind.Iterable else int(order.step)
+    def _recorded_step(self, order: Order, *, num_before: int = 0) -> int:
+        """Return the step that is recorded of an order. With an iterable dataset a resumed pass numbers its orders differently.
+
+        Args:
+            order: the order.
+            num_before: 1 if the order counts as complete already.
+        """
+        return self.progress.num_complete - num_before if self._dataset_kind == DatasetKind.Iterable else int(order.step)
 
     def _read_again_to(self, done: int) -> None:
         """Read batches after the last snapshot again, without yielding them, up to this order."""

@@ -212,6 +212,7 @@ SAME = {
     "sets built in another order": ({"a", "b", "c"}, {"c", "b", "a"}),
     "texts that are one object": (["xy" * 2] * 2, ["xyxy", "xy" + "xy"]),
     "objects": (Thing(base), Thing(base.clone())),
+    "nested tensors": (jagged([1.0], [2.0, 3.0]), jagged([1.0], [2.0, 3.0])),
     "an uncoalesced sparse tensor": (
         torch.sparse_coo_tensor([[0, 0]], [1.0, 2.0], (3,), check_invariants=True),
         torch.sparse_coo_tensor([[0]], [3.0], (3,), check_invariants=True),

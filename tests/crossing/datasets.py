@@ -31,7 +31,7 @@ from tests.storage.fault_proxy import Refuse, Reset, Status, Truncate, fault_pro
 from tests.storage.store_kit import web_server
 
 CONCATENATED = 3
-FAULT_SHARE = 1 / 6  # share of failing requests; six failures in a row, which end a read, are too rare to occur
+FAULT_SHARE = 1 / 12  # share of failing requests; six failures in a row end a read: one of 3 million reads
 
 _lasting: list[ExitStack] = []  # servers, which run until the process ends
 

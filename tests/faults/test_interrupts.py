@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import threading
+from itertools import count
 from typing import Any
 
 import pytest
@@ -77,6 +78,75 @@ def test_interrupt_at_any_line_loses_and_repeats_no_batch(kind: str, fault_folde
         assert expected == got
     assert num_interrupts > 50
     assert len(tracer.places) > 25
+
+
+class InterruptAtCall:
+    """A trace function that raises KeyboardInterrupt at the n-th call of one of the package's functions."""
+
+    def __init__(self, countdown: int) -> None:
+        self.countdown = countdown
+
+    def __call__(self, frame: Any, event: str, argument: object) -> None:
+        if f"{os.sep}shmload{os.sep}" in frame.f_code.co_filename and frame.f_code.co_name not in UNSAFE:
+            self.countdown -= 1
+            if self.countdown == 0:
+                signal.raise_signal(signal.SIGINT)
+
+
+UNSAFE = {
+    "__del__",
+    "__exit__",
+    "_complete",
+    "_count_order",
+    "completed",
+    "add",
+    "forget",
+}  # the last two microseconds of a call count it
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_state_in_torch_mode_counts_what_was_delivered_before_an_interrupt_at_any_call(num_workers: int) -> None:
+    expected = list(range(24))
+    with ShmLoader(expected, 3, num_workers=num_workers) as loader, ShmLoader(expected, 3) as resumed:
+        for number in count(1):
+            iterator = iter(loader)
+            got = next(iterator).tolist()
+            tracer = InterruptAtCall(number)
+            sys.settrace(tracer)
+            try:
+                got += next(iterator).tolist()
+                got += next(iterator).tolist()
+            except KeyboardInterrupt:
+                pass
+            finally:
+                sys.settrace(None)
+            resumed.load_state_dict(loader.state_dict())
+            assert got + [number for batch in resumed for number in batch.tolist()] == expected
+            if tracer.countdown > 0:
+                break
+    assert number > 25
+
+
+@pytest.mark.parametrize("is_submitted", [False, True])
+def test_pass_in_torch_mode_continues_after_an_interrupt_while_it_orders(
+    is_submitted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ShmLoader(range(24), 3, num_workers=1) as loader:
+        iterator = iter(loader)
+        got = next(iterator).tolist()
+        engine = loader._builder.last
+        submit = engine.submit
+
+        def interrupted(order: Any) -> None:
+            monkeypatch.undo()
+            if is_submitted:
+                submit(order)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(engine, "submit", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            next(iterator)
+        assert got + [number for batch in iterator for number in batch.tolist()] == list(range(24))
 
 
 class Gated(Rows):

@@ -78,7 +78,8 @@ def test_batch_whose_function_fails_is_lost_and_the_next_follows(num_workers: in
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_interrupt_does_not_lose_a_batch(num_workers: int) -> None:
+@pytest.mark.parametrize("options", MODES, ids=["seed", "torch"])
+def test_interrupt_does_not_lose_a_batch(options: dict[str, Any], num_workers: int) -> None:
     interrupts = [KeyboardInterrupt]
 
     def interrupted(batch: Any) -> Any:
@@ -86,12 +87,17 @@ def test_interrupt_does_not_lose_a_batch(num_workers: int) -> None:
             raise interrupts.pop()
         return batch[0].tolist()
 
-    with ShmLoader(Numbers(), 4, num_workers=num_workers, seed=3, after_batch=interrupted) as loader:
+    def make() -> ShmLoader[Any]:
+        return ShmLoader(Numbers(), 4, num_workers=num_workers, after_batch=interrupted, **options)
+
+    with make() as loader, make() as resumed:
         iterator = iter(loader)
         assert next(iterator) == [0, 1, 2, 3]
         with pytest.raises(KeyboardInterrupt):
             next(iterator)
+        resumed.load_state_dict(loader.state_dict())
         assert [batch[0] for batch in iterator] == [4, 8, 12, 16]
+        assert [batch[0] for batch in resumed] == [4, 8, 12, 16]
 
 
 @pytest.mark.parametrize("options", MODES, ids=["seed", "torch"])

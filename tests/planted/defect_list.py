@@ -306,7 +306,7 @@ DEFECTS = [
     Defect(
         "R14",
         "orders of torch mode do not name their pass",
-        "TorchIterator._send",
+        "TorchIterator._order_of",
         Replace("self._pass", "0"),
         ("tests/loader/test_policies_under_fault.py::test_each_failure_counts_against_max_bad[None-1]",),
     ),

@@ -588,7 +588,7 @@ ENGINE_DEFECTS = [
     Defect(
         "N8",
         "an error without workers in torch mode has no note",
-        "TorchInlineIterator._next_data",
+        "TorchInlineIterator._read_by_torch",
         omit("error.add_note(self._job.note(key, self._order.epoch, self._order.step, keys))"),
         (f"{BAD_INPUT}test_note_of_a_samples_error_says_how_to_step_through_it[0-None-Failing]",),
     ),

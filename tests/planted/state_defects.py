@@ -250,8 +250,8 @@ STATE_DEFECTS = [
     Defect(
         "N1",
         "workers without a snapshot to report have none",
-        "TorchIterator._next_data",
-        Replace("note is not NO_NEWS or not progress.is_always_current", "note is not NO_NEWS"),
+        "TorchIterator._count_order",
+        Replace("received.note is not NO_NEWS or not progress.is_always_current", "received.note is not NO_NEWS"),
         (f"{RESUME}torch_mode.py::test_snapshot_is_taken_of_workers_without_state[3]",),
     ),
     Defect(
@@ -479,7 +479,7 @@ STATE_DEFECTS = [
     Defect(
         "N1",
         "sample_rng() cannot be called in what torch's fetcher reads in the trainer",
-        "TorchInlineIterator._next_data",
+        "TorchInlineIterator._read_by_torch",
         Replace("reading_of(self._fetched)", "nullcontext()"),
         ("tests/loader/test_sample_rng.py::test_sample_info_without_workers_is_that_of_the_sample_in_torch_mode[3]",),
     ),

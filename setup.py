@@ -1,11 +1,14 @@
-"""Extensions only; everything else stands in pyproject.toml.
+"""Build the extension modules. All other settings are in pyproject.toml.
 
-src/x.pyx becomes shmload._core.x. Every extension depends on what it includes, however deep, so that a changed header rebuilds just
-what must be, and the sdist carries the headers. Switches: SHMLOAD_DEBUG=1 (bounds checks, assertions, -O0 -g), SHMLOAD_SANITIZE
-(what -fsanitize takes: "address,undefined" or "thread"; tests/sanitize.py builds and tests so), SHMLOAD_ONLY=name (one module).
+src/x.pyx becomes shmload._core.x. Each extension depends on all files that it includes, directly or not, so that a changed header
+rebuilds only the modules that use it, and so that the sdist contains the headers. Environment variables:
 
-What is compiled is for any x86-64 or ARMv8: functions that use more than the baseline carry a target attribute of their own and
-are chosen at run time. tests/packaging holds the wheel to that.
+* SHMLOAD_DEBUG=1: bounds checks, assertions, -O0 -g
+* SHMLOAD_SANITIZE: value of -fsanitize, "address,undefined" or "thread" (see tests/sanitize.py)
+* SHMLOAD_ONLY=name: build one module
+
+The code runs on any x86-64 or ARMv8 CPU. Functions that need more than the baseline have a target attribute and are chosen at run
+time; tests/packaging checks that.
 """
 
 import os
@@ -26,21 +29,22 @@ flags = [
     "-Wno-unused-parameter",
     "-Wno-unused-function",
     "-Wno-missing-field-initializers",
-    "-fvisibility=hidden",  # a module exports its PyInit alone, so that no other library's functions meet ours
+    "-fvisibility=hidden",  # a module exports only its PyInit, so that its functions cannot conflict with another library's
 ]
 if debug:
     flags += ["-O0", "-g", "-UNDEBUG"]
 else:
-    flags += ["-O1", "-DNDEBUG"] if sanitizer else ["-O3", "-DNDEBUG", "-g0"]  # Python's own flags ask for -g: 4 times the size
+    # -g0, because Python's own flags contain -g, which makes files 4 times as large
+    flags += ["-O1", "-DNDEBUG"] if sanitizer else ["-O3", "-DNDEBUG", "-g0"]
 link = []
 if sanitizer:
     flags += [f"-fsanitize={sanitizer}", "-g", "-fno-omit-frame-pointer"]
-    flags += ["-Wno-tsan"] if sanitizer == "thread" else []  # a fence at a ring's creation, which nobody else sees yet
+    flags += ["-Wno-tsan"] if sanitizer == "thread" else []  # about a fence at a ring's creation, when no other thread has the ring
     link += [f"-fsanitize={sanitizer}"]
 
 
 def included(source: Path) -> set[str]:
-    """The files that a file includes or cimports, and those that they do."""
+    """Return the files that a file includes or cimports, directly or not."""
     text = source.read_text()
     files = {source.with_name(name) for name in re.findall(r'(?:include|from) "([\w.]+)"', text)}
     files |= {Path("shmload/_core", f"{name}.pxd") for name in re.findall(r"from shmload\._core\.(\w+) cimport", text)}
@@ -63,8 +67,8 @@ extensions = [
 ]
 
 num_jobs = os.cpu_count() or 1
-builds = not {"egg_info", "dist_info", "sdist"} & set(sys.argv)  # those only list what there is
-if __name__ == "__main__":  # where processes are not forked, cythonize's import this file
+builds = not {"egg_info", "dist_info", "sdist"} & set(sys.argv)  # these commands only list files
+if __name__ == "__main__":  # because cythonize's processes import this file if they are not forked
     setup(
         options={"build_ext": {"parallel": num_jobs}},
         ext_modules=extensions

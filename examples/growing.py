@@ -1,13 +1,13 @@
-"""Data too large for the disk: processes sample a slow remote store, each epoch trains on what has been collected so far.
+"""Train on data that is too large for the disk: sampler processes read a slow store, and each epoch has what they have collected.
 
-Shows: a cache that grows while a model is trained on it, within a budget: samplers in processes of their own, supervised; epochs
-that become longer by themselves, with the same workers; the oldest samples evicted when the budget is full; a checkpoint that names
-which samples its epoch had.
+Shows: a cache that grows while a model is trained on it. Samplers run in processes of their own and are restarted if they die.
+Epochs become longer without new workers. When the cache reaches its limit, the oldest samples are evicted. A checkpoint names the
+samples of its epoch.
 
     pip install 'shmload[plot]'
     python examples/growing.py [--quick] [--plot growing.png]
 
-prints a line for each epoch; the loss is that of 2,000 samples which the training never sees, and falls as the samples become more:
+prints a line for each epoch. The loss is that of 2,000 samples that are not used for training; it falls as the cache grows:
 
     epoch 0:    190 samples, loss 1.508
     ...
@@ -36,8 +36,8 @@ SCHEMA = {"x": ("float32", (WIDTH,)), "y": ("float32", ())}
 RECORD_NBYTES = 200
 
 
-def drawn(rng: np.random.Generator, n: int) -> tuple[Any, Any]:
-    """The world: a function of 32 numbers that the model is to learn."""
+def draw_samples(rng: np.random.Generator, n: int) -> tuple[Any, Any]:
+    """Return `n` samples of the function of 32 numbers that the model learns."""
     weights = np.random.default_rng(0).normal(size=(WIDTH, 2)).astype(np.float32) / 4
     x = rng.normal(size=(n, WIDTH)).astype(np.float32)
     hidden = x @ weights
@@ -45,16 +45,16 @@ def drawn(rng: np.random.Generator, n: int) -> tuple[Any, Any]:
 
 
 def remote(pause_s: float, worker_id: int, num_workers: int) -> Iterator[dict[str, Any]]:
-    """A far store: each request takes its time and brings 16 samples."""
+    """Yield samples of a slow store: each request takes `pause_s` seconds and returns 16 samples."""
     rng = np.random.default_rng()
     while True:
         time.sleep(pause_s)
-        for x, y in zip(*drawn(rng, 16), strict=True):
+        for x, y in zip(*draw_samples(rng, 16), strict=True):
             yield {"x": x, "y": y}
 
 
-def trained(loader: ShmLoader[Any], model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """One epoch; how many samples it had."""
+def train_epoch(loader: ShmLoader[Any], model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
+    """Train for one epoch. Return its number of samples."""
     count = 0
     for batch in loader:
         loss = nn.functional.mse_loss(model(batch["x"]).squeeze(1), batch["y"])
@@ -66,7 +66,7 @@ def trained(loader: ShmLoader[Any], model: nn.Module, optimizer: torch.optim.Opt
 
 
 def plot(path: str, samples: list[int], losses: list[float]) -> None:
-    """Samples of each epoch and the loss behind it."""
+    """Draw the number of samples of each epoch, and the loss after it."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -85,14 +85,14 @@ def plot(path: str, samples: list[int], losses: list[float]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer epochs")
-    parser.add_argument("--plot", metavar="FILE.png", help="draw samples and loss")
+    parser.add_argument("--plot", metavar="FILE.png", help="draw the samples and the loss of each epoch")
     options = parser.parse_args()
     num_epochs, pause_s = (6, 0.005) if options.quick else (20, 0.02)
     torch.manual_seed(0)
     torch.set_num_threads(1)
     model = nn.Sequential(nn.Linear(WIDTH, 64), nn.Tanh(), nn.Linear(64, 1))
     optimizer = torch.optim.Adam(model.parameters(), 3e-3)
-    new_x, new_y = map(torch.from_numpy, drawn(np.random.default_rng(1), 2000))
+    new_x, new_y = map(torch.from_numpy, draw_samples(np.random.default_rng(1), 2000))
     samples: list[int] = []
     losses: list[float] = []
     with (
@@ -103,15 +103,15 @@ def main() -> None:
         with ShmLoader(dataset, BATCH, shuffle=True, seed=7, uneven="exact", num_workers=1) as loader:
             cache.start(partial(remote, pause_s), 2)
             for epoch in range(num_epochs):
-                samples.append(trained(loader, model, optimizer))
+                samples.append(train_epoch(loader, model, optimizer))
                 with torch.no_grad():
                     losses.append(float(nn.functional.mse_loss(model(new_x).squeeze(1), new_y)))
                 print(f"epoch {epoch}: {samples[-1]:6} samples, loss {losses[-1]:.3f}")
             next(iter(loader))
-            state = loader.state_dict()  # of a few hundred bytes: the snapshot's name, and how far it was read
+            state = loader.state_dict()  # a few hundred bytes: the name of the epoch's snapshot, and the position in it
         with ShmLoader(dataset, BATCH, shuffle=True, seed=7, uneven="exact") as resumed:
             resumed.load_state_dict(state)
-            trained(resumed, model, optimizer)
+            train_epoch(resumed, model, optimizer)
         stats = cache.stats()
         print(
             f"collected {stats.num_samples:,} samples, {stats.num_evicted} files evicted, by {len(stats.samplers)} samplers; "

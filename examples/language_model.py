@@ -1,13 +1,13 @@
-"""A small GPT that learns to write from this repository's own text: its pages and its Python sources, as bytes.
+"""Train a small GPT on the text of this repository: its pages and its Python files, as bytes.
 
-Shows: a file of uint16 tokens, whole documents packed into windows of fixed length by best fit, the segment ids that keep documents
-apart in the attention and tell padding, and a checkpoint from which another loader goes on with bit-identical losses. What a window
-holds is fixed, so a resume is a seek.
+Shows: a file of uint16 tokens; whole documents, packed by best fit into windows of a fixed length; segment IDs, which restrict
+attention to one document and mark padding; and a checkpoint from which another loader continues with bit-identical losses. The
+content of a window never changes, so a resume reads nothing again.
 
     python examples/language_model.py [--quick]
 
-prints the packing (of the last window: how many tokens are padding, and of each document), the loss every so often, how long the
-trainer waited, and whether the resumed losses are those of the run that went on:
+prints the packing (with the last window's number of padding tokens, and of tokens of each document), six losses, how long the
+trainer waited, and whether the losses after the resume equal those of the uninterrupted run:
 
     7737 windows, density 0.998; segments of the last: [59, 35, 35]
     step 20: loss 3.924
@@ -34,13 +34,13 @@ from torch.nn import functional
 from shmload import ShmLoader
 from shmload.formats import TokenDataset
 
-WINDOW = 129  # all tokens of a window but the last are read, all but the first are foretold
-END = 256  # the token behind each document; below it are bytes
+WINDOW = 129  # the model reads all tokens of a window but the last, and predicts all but the first
+END = 256  # the token after each document; smaller tokens are bytes
 WIDTH, HEADS, LAYERS = 64, 4, 2
 
 
 def write_tokens(path: Path, max_bytes: int) -> None:
-    """The repository's text, a document for each paragraph, as little-endian uint16."""
+    """Write the text of the repository as little-endian uint16. Each paragraph is a document."""
     root = Path(__file__).parents[1]
     files = [*sorted(root.glob("*.md")), *sorted(root.glob("docs/*.md")), *sorted(root.glob("shmload/**/*.py"))]
     documents = [d for d in b"\n\n".join(map(Path.read_bytes, files))[:max_bytes].split(b"\n\n") if d.strip()]
@@ -49,7 +49,7 @@ def write_tokens(path: Path, max_bytes: int) -> None:
 
 
 class Block(nn.Module):
-    """Attention within a document, then a layer for each place."""
+    """Attention within a document, then a feed-forward layer for each position."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class Block(nn.Module):
 
 
 class SmallGPT(nn.Module):
-    """Tokens, with the segment and the place within it that each has, to a guess of the next token."""
+    """A model that predicts the next token from tokens, their segments and their positions within the segments."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ class SmallGPT(nn.Module):
 
     def forward(self, tokens: torch.Tensor, segments: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         x = self.tokens(tokens) + self.positions(positions)
-        # (batch, 1, length, length): a place sees those before it, and itself, of its own document
+        # (batch, 1, length, length): a token attends to itself and to earlier tokens of its document
         mask = torch.tril(segments[:, None, :, None] == segments[:, None, None, :])
         for block in self.blocks:
             x = block(x, mask)
@@ -85,7 +85,7 @@ class SmallGPT(nn.Module):
 
 
 class Training:
-    """A model, its optimizer and its loader: everything that a checkpoint holds."""
+    """A model, its optimizer and its loader: everything that a checkpoint contains."""
 
     def __init__(self, dataset: TokenDataset, batch_size: int, num_workers: int) -> None:
         torch.manual_seed(0)
@@ -95,14 +95,14 @@ class Training:
         self.parts: dict[str, Any] = {"model": self.model, "optimizer": self.optimizer, "loader": self.loader}
 
     def losses(self) -> Iterator[float]:
-        """A step for each batch, epoch after epoch."""
+        """Train on each batch, epoch after epoch. Yield each loss."""
         while True:
             for batch in self.loader:
                 tokens, segments = batch["tokens"], batch["segment_ids"]
-                guesses = self.model(tokens[:, :-1], segments[:, :-1], batch["position_ids"][:, :-1])
-                # nothing is to be learnt of padding, nor of the token that begins the next document
-                counts = (segments[:, 1:] > 0) & (segments[:, 1:] == segments[:, :-1])
-                loss = functional.cross_entropy(guesses[counts], tokens[:, 1:][counts])
+                predicted = self.model(tokens[:, :-1], segments[:, :-1], batch["position_ids"][:, :-1])
+                # without padding, and without the first token of the next document
+                is_target = (segments[:, 1:] > 0) & (segments[:, 1:] == segments[:, :-1])
+                loss = functional.cross_entropy(predicted[is_target], tokens[:, 1:][is_target])
                 self.optimizer.zero_grad()
                 loss.backward()
                 self.optimizer.step()
@@ -110,17 +110,17 @@ class Training:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Learn to write from this repository's text.")
-    parser.add_argument("--quick", action="store_true", help="few steps: to see that it works")
+    parser = argparse.ArgumentParser(description="Train a small GPT on this repository's text.")
+    parser.add_argument("--quick", action="store_true", help="train for few steps, only to see that it works")
     options = parser.parse_args()
-    torch.set_num_threads(1)  # the other core is the workers'
+    torch.set_num_threads(1)  # leaves a core to the workers
     num_steps, batch_size, max_bytes = (24, 16, 60_000) if options.quick else (120, 32, 1_000_000)
     saved_step = num_steps // 2
     with tempfile.TemporaryDirectory() as folder:
         write_tokens(Path(folder, "tokens.bin"), max_bytes)
         dataset = TokenDataset(f"{folder}/tokens.bin", WINDOW, dtype="uint16", separator=END, pack=True)
-        places = np.bincount(dataset[len(dataset) - 1]["segment_ids"]).tolist()
-        print(f"{len(dataset)} windows, density {dataset.density:.3f}; segments of the last: {places}")
+        segments = np.bincount(dataset[len(dataset) - 1]["segment_ids"]).tolist()
+        print(f"{len(dataset)} windows, density {dataset.density:.3f}; segments of the last: {segments}")
 
         training, losses, begin = Training(dataset, batch_size, num_workers=1), [], perf_counter()
         with training.loader as loader:
@@ -136,7 +136,7 @@ def main() -> None:
             stats, train_s = loader.stats(), perf_counter() - begin
         print(f"waited {stats['wait_s'] / train_s:.1%} of {train_s:.1f} s: {stats['samples']} windows")
 
-        resumed = Training(dataset, batch_size, num_workers=2)  # as another process would, with other workers
+        resumed = Training(dataset, batch_size, num_workers=2)  # stands for another process, with more workers
         for name, state in torch.load(f"{folder}/checkpoint.pt").items():
             resumed.parts[name].load_state_dict(state)
         with resumed.loader:

@@ -1,15 +1,15 @@
-"""Classification of real images: which of eight photographs is a crop of 32 x 32 pixels from?
+"""Train a classifier of real images: from which of eight photos does a crop of 32 x 32 pixels come?
 
-Shows: JPEG files decoded by worker processes straight into the rows of the batch (of each file only what the crop needs), a crop of
-one's own, randomness keyed by (seed, epoch, index), and a checkpoint in the middle of an epoch from which another process with
-another number of workers goes on with bit-identical losses.
+Shows: worker processes that decode JPEG files directly into the rows of the batch, and of each file only what the crop needs; a
+crop that the program defines; random numbers keyed by (seed, epoch, index); and a checkpoint in the middle of an epoch, from which
+another process continues with another number of workers and bit-identical losses.
 
     pip install 'shmload[images]'
     python examples/photographs.py [--quick] [--workers 2]
 
-prints a line for each epoch, then how long the trainer waited for data, and whether the resumed losses are those of the run that
-went on. Accuracy is that of crops which the training has not drawn; by chance it would be 12.5 %, and two of the photographs are
-parts of one sky:
+prints a line for each epoch, then how long the trainer waited for data, and whether the losses after the resume equal those of the
+uninterrupted run. The accuracy is that of crops that were not used for training; by chance it would be 12.5 %. Two of the photos
+show parts of the same sky:
 
     epoch 0: loss 1.461, accuracy of new crops 44.8%
     ...
@@ -44,7 +44,7 @@ BATCH_SIZE = 64
 
 @dataclass(frozen=True)
 class RandomCrop:
-    """A square of `side` pixels from anywhere in the image, not resized: any class with these two members is a crop."""
+    """A crop of `side` x `side` pixels at a random position. A class with these two members can be given to a decoder."""
 
     side: int
 
@@ -59,7 +59,7 @@ class RandomCrop:
 
 
 def crops_of_photographs(crops_per_photo: int) -> ImageFolder:
-    """{"image": float32 (3, 32, 32), "label": which photograph}. A sample is another crop in each epoch."""
+    """Return a dataset of {"image": float32 (3, 32, 32), "label": number of the photo}. Each epoch draws other crops."""
     photos = sorted((Path(shmload.__file__).parent / "data").glob("*.jpg"))
     decoder = ImageDecoder(RandomCrop(SIDE), normalize=((0.5, 0.5, 0.5), (0.25, 0.25, 0.25)))
     return ImageFolder(photos * crops_per_photo, decoder, labels=[*range(len(photos))] * crops_per_photo)
@@ -79,7 +79,7 @@ def make_loader(dataset: ImageFolder, num_workers: int, *, seed: int = 7) -> Shm
 
 
 def losses_of_epoch(model: nn.Module, optimizer: torch.optim.Optimizer, loader: ShmLoader[Any]) -> Iterator[float]:
-    """One step for each batch that the loader's epoch still has."""
+    """Train on each remaining batch of the loader's epoch. Yield each loss."""
     for batch in loader:
         loss = functional.cross_entropy(model(batch["image"]), batch["label"])
         optimizer.zero_grad()
@@ -95,22 +95,22 @@ def accuracy(model: nn.Module, loader: ShmLoader[Any]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Which photograph is a crop from?")
-    parser.add_argument("--quick", action="store_true", help="few crops and epochs: to see that it works")
+    parser = argparse.ArgumentParser(description="Train a classifier that finds the photo from which a crop comes.")
+    parser.add_argument("--quick", action="store_true", help="use few crops and epochs, only to see that it works")
     parser.add_argument("--workers", type=int, default=2)
     options = parser.parse_args()
-    torch.set_num_threads(1)  # the other core is the workers'
+    torch.set_num_threads(1)  # leaves a core to the workers
     with tempfile.TemporaryDirectory() as folder:
         train(options, Path(folder) / "checkpoint.pt")
 
 
 def train(options: argparse.Namespace, checkpoint: Path) -> None:
-    """All epochs, then once more those behind the checkpoint."""
+    """Train for all epochs. Then load the checkpoint and repeat the steps after it."""
     num_epochs, crops_per_photo = (3, 64) if options.quick else (6, 192)
     dataset = crops_of_photographs(crops_per_photo)
     new_crops = make_loader(crops_of_photographs(crops_per_photo // 4), options.workers, seed=1_000_003)
     saved_epoch, saved_step = num_epochs // 3, len(dataset) // BATCH_SIZE // 2
-    expected: list[float] = []  # the losses behind the checkpoint
+    expected: list[float] = []  # the losses after the checkpoint
     train_s = 0.0
 
     model, optimizer = make_model()
@@ -131,7 +131,7 @@ def train(options: argparse.Namespace, checkpoint: Path) -> None:
         waited = f"waited {stats['wait_s'] / train_s:.0%} of {train_s:.1f} s"
         print(f"{waited}: {stats['samples']} samples, {options.workers} workers, busy {busy:.0%} of it")
 
-    # another process would do the same: new objects, the checkpoint, and the epochs that are left
+    # what another process would do: make new objects, load the checkpoint, and train for the remaining epochs
     state = torch.load(checkpoint)
     model, optimizer = make_model()
     model.load_state_dict(state["model"])

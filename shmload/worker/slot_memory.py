@@ -198,7 +198,7 @@ class SlotMemory:
         return at
 
     def find_layout(self, sample: Any, ragged: Ragged | None) -> bool:
-        """Derive the layout from the first sample, and agree_on_layout it. Return False if the batch is no longer wanted.
+        """Derive the layout from the first sample, and agree on it. Return False if the batch is no longer wanted.
 
         Args:
             sample: the sample.

@@ -125,7 +125,7 @@ def test_nanogpt_windows_equal_get_batch_and_two_ranks_equal_one(run: Run, launc
         "2 ranks, get_batch: loss",
         "2 ranks, its windows from a worker: loss; batches identical",
         "2 ranks, each window once: loss; one rank's batches identical",
-        "one rank goes on behind step 24: batches identical",
+        "one rank continues after step 24: batches identical",
     ]
     assert losses(lines)[0] == losses(lines)[1], "losses of the same batches"
     assert max(losses(lines)) < 4.5, "an untrained model has 5.5"

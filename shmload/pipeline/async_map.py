@@ -44,27 +44,27 @@ class AsyncMap(Expanding):
         return self._mapped(items, name, context, context.num_async_maps)
 
     def _mapped(self, items: Iterator[Any], name: str, context: StageContext, number: int) -> Iterator[Any]:
-        given = [(item, context.place) for item in items]
-        for made, (_, place) in zip(_run(self._all(given, name, context, number)), given, strict=True):
-            context.place = place
+        given = [(item, context.origin) for item in items]
+        for made, (_, origin) in zip(_run(self._all(given, name, context, number)), given, strict=True):
+            context.origin = origin
             yield made
 
     async def _all(self, given: Sequence[tuple[Any, int]], name: str, context: StageContext, number: int) -> list[Any]:
         """Return the results of all items.
 
         Args:
-            given: the items, each with its place.
+            given: the items, each with its origin.
             name: name of the stage, for messages.
             context: the context that all stages share.
             number: number of this stage among the AsyncMaps, so that each draws its own random numbers.
         """
         room = asyncio.Semaphore(self.in_flight)
 
-        def failed(error: Exception, place: int) -> Any:
-            context.place = place
+        def failed(error: Exception, origin: int) -> Any:
+            context.origin = origin
             return context.failed(error, name)
 
-        async def one(item_number: int, item: Any, place: int) -> Any:
+        async def one(item_number: int, item: Any, origin: int) -> Any:
             if isinstance(item, FailedItem):
                 return item
             begin_part((number, item_number))
@@ -72,9 +72,9 @@ class AsyncMap(Expanding):
                 try:
                     return await self.fn(item)
                 except Exception as error:
-                    return failed(error, place)
+                    return failed(error, origin)
                 except asyncio.CancelledError:  # of what the function waits for; not an Exception, so it would end the worker
-                    return failed(RuntimeError(f"what the function of {name} waited for was cancelled"), place)
+                    return failed(RuntimeError(f"what the function of {name} waited for was cancelled"), origin)
 
         return list(await asyncio.gather(*(one(item_number, *item) for item_number, item in enumerate(given))))
 

@@ -11,15 +11,15 @@ IN_WORKER = "in a worker of this pipeline"
 
 
 class BlockContext(StageContext):
-    """The context that the stages of a block share. A place is a position in the sequence below.
+    """The context that the stages of a block share. `origin` is a position in the sequence below.
 
     Args:
         sequence: the sequence of the items; it has key() and name().
     """
 
     def __init__(self, sequence: Any) -> None:
-        self._sequence, self.place = sequence, 0
+        self._sequence, self.origin = sequence, 0
 
     def failed(self, error: Exception, stage: str, handler: Handler | None = None) -> FailedItem:
-        error = with_note(error, stage, self._sequence.name(self._sequence.key(self.place)))
+        error = with_note(error, stage, self._sequence.name(self._sequence.key(self.origin)))
         return FailedItem(Failure.of(error, IN_WORKER, ""))

@@ -158,7 +158,7 @@ class BlockEngine(PipelineEngine):
                     self._is_over = True
                     break
                 except Exception:  # the block is lost, and the next one follows
-                    self._at.lose(self.blocks.place)
+                    self._at.lose(self.blocks.next_block)
                     raise
                 self._at.arrive(self.blocks.number)
                 if self.plan.is_streamed:

@@ -59,7 +59,7 @@ class Expansion:
 
         Args:
             items: the items of the block.
-            context: the context, whose place is set while `items` is read.
+            context: the context, whose origin is set while `items` is read.
         """
         made = list(run_stages(items, self._runs, context))
         return made if self.finish is None else self.finish(made, context)
@@ -105,7 +105,7 @@ class BlockSequence(PositionSequence):
     def _read(self, start: int, stop: int, context: StageContext) -> Iterator[Any]:
         at = self.below.at
         for position in range(start, stop):
-            context.place = position
+            context.origin = position
             try:
                 item = at(position)
             except Exception as error:

@@ -15,15 +15,15 @@ from shmload.pipeline.stages import Partition
 
 
 class BlockSource(Protocol):
-    """Delivers the blocks of a sequence, from any place.
+    """Delivers the blocks of a sequence, from any block on.
 
     Attributes:
-        place: the block to deliver next, if blocks arrive in order.
+        next_block: the block to deliver next, if blocks arrive in order.
         number: the block delivered last.
     """
 
     @property
-    def place(self) -> int: ...
+    def next_block(self) -> int: ...
     @property
     def number(self) -> int: ...
     def __call__(self) -> Block:
@@ -70,7 +70,14 @@ class KeyedBlocks:
     def __init__(self, plan: Plan, options: Mapping[str, Any], stage_places: Sequence[tuple[str, str]]) -> None:
         pool = replace(plan.pool, buffer_size=None)
         self._plan = replace(
-            plan, item_stages=[], batch_stages=[], made_batches=[], tail=[], partition=Partition(0, 1), collate=None, pool=pool
+            plan,
+            item_stages=[],
+            tail=[],
+            worker_batch_stages=[],
+            trainer_batch_stages=[],
+            collate=None,
+            partition=Partition(0, 1),
+            pool=pool,
         )
         self._engine = KeyedEngine(self._plan, options, stage_places)
         self.number = 0
@@ -81,7 +88,7 @@ class KeyedBlocks:
         return block
 
     @property
-    def place(self) -> int:
+    def next_block(self) -> int:
         return self._engine.position
 
     def restart(self, epoch: int) -> None:

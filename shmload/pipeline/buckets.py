@@ -15,10 +15,10 @@ from shmload.worker.stage_engine import Expanding, FailedItem, StageContext
 
 
 class LikeItems(NamedTuple):
-    """Items that form one batch, and the place of the first."""
+    """Items that form one batch, and the origin of the first."""
 
     items: list[Any]
-    place: Any
+    origin: Any
 
 
 class MadeBatch(NamedTuple):
@@ -79,7 +79,7 @@ class Bucket(Expanding):
     def run(self, items: Iterator[Any], name: str, context: StageContext) -> Iterator[Any]:
         boundaries, measure = self.boundaries, self.length
         held: list[list[Any]] = [[] for _ in range(len(boundaries) + 1)]
-        longest, firsts = [0] * len(held), [context.place] * len(held)
+        longest, firsts = [0] * len(held), [context.origin] * len(held)
         for item, length in with_results(lambda item: int(measure(item)), items, name, context):
             if type(item) is FailedItem:
                 yield item
@@ -91,7 +91,7 @@ class Bucket(Expanding):
                 like, most = [], length
                 held[at] = like
             if not like:
-                firsts[at] = context.place
+                firsts[at] = context.origin
             like.append(item)
             longest[at] = most
             if len(like) == self.batch_size:
@@ -119,5 +119,5 @@ class Batches:
         try:
             return MadeBatch(len(like.items), collated(like.items, rule))
         except Exception as error:
-            context.place = like.place
+            context.origin = like.origin
             return context.failed(error, "collating a batch of Bucket")

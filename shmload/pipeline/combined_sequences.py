@@ -46,10 +46,10 @@ class Chained(PositionSequence):
         self._ends = np.cumsum([part.n for part in parts]).tolist()
 
     def item(self, key: int) -> Any:
-        return self._found(key, lambda part, place: part.at(place))
+        return self._found(key, lambda part, position: part.at(position))
 
     def name(self, key: int) -> str:
-        found: str = self._found(key, lambda part, place: part.name(part.key(place)))
+        found: str = self._found(key, lambda part, position: part.name(part.key(position)))
         return found
 
     def _found(self, key: int, look: Callable[[ItemSequence, int], Any]) -> Any:
@@ -93,11 +93,11 @@ class Interleaved(PositionSequence):
     def _found(self, key: int) -> tuple[ItemSequence, int]:
         epoch, item = (0, key) if self.repeating else divmod(key, self.n)
         start, active, ends, had = self._phases[bisect_right(self._starts, item) - 1]
-        number, place = divmod(item - start, ends[-1])
-        turn = bisect_right(ends, place) - 1
+        number, rest = divmod(item - start, ends[-1])
+        turn = bisect_right(ends, rest) - 1
         part = active[turn]
         count = ends[turn + 1] - ends[turn]
-        return self.parts[part], epoch * self.parts[part].n + had[part] + number * count + place - ends[turn]
+        return self.parts[part], epoch * self.parts[part].n + had[part] + number * count + rest - ends[turn]
 
     def item(self, key: int) -> Any:
         part, position = self._found(key)

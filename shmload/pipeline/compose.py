@@ -55,10 +55,11 @@ class _Composition:
 
     Attributes:
         source: the sequence of items after the last position stage.
-        of_items: the functions of its items.
+        item_stages: the functions of its items.
         expanding: the first stage that makes more or fewer items, and all after it, with their names.
         tail: the first Scan, and the stages after it, with their names.
-        of_made, of_batches: functions of batches, in workers (BatchMap) and in the trainer (Map after Collate).
+        worker_batch_stages: functions of batches, in workers (BatchMap).
+        trainer_batch_stages: functions of batches, in the trainer (Map after Collate).
         pools: the stages that request workers.
     """
 
@@ -68,13 +69,13 @@ class _Composition:
         self.joined = list(source.pools)
         if source.n_workers:
             self.joined.append(PoolOptions(source.n_workers, None, TIMEOUT_S))
-        self.of_items: list[Each] = []
+        self.item_stages: list[Each] = []
         self.expanding: list[tuple[str, Any]] = []
         self.tail: list[tuple[str, Any]] = []
         self.collate: Collate | None = None
         self.is_bucketed = False
-        self.of_made: list[Each] = []
-        self.of_batches: list[Each] = []
+        self.worker_batch_stages: list[Each] = []
+        self.trainer_batch_stages: list[Each] = []
         self.partition: Partition | None = None
         self.pools: list[DistributedBatchedMap] = []
 
@@ -109,7 +110,7 @@ class _Composition:
 
     def _add_to_items(self, stage: Any, where: str, name: str) -> None:
         """Add a stage before Collate and before any Scan."""
-        if self.of_items and is_decoder(self.of_items[-1].function):
+        if self.item_stages and is_decoder(self.item_stages[-1].function):
             raise ValueError(f"{where} follows one that decodes into the batch (read_into): that must be the last before Collate")
         if isinstance(stage, Scan):
             self.tail.append((name, stage))
@@ -134,12 +135,12 @@ class _Composition:
         if self._is_by_blocks:
             self.expanding.append((each.name, each))
         else:
-            self.of_items.append(each)
+            self.item_stages.append(each)
 
     def _close_functions(self) -> None:
         """Make the items after the functions so far the source of the next stages."""
-        if self.of_items:
-            self.source, self.of_items = Mapped(self.source, self.of_items), []
+        if self.item_stages:
+            self.source, self.item_stages = Mapped(self.source, self.item_stages), []
 
     def _add_position_stage(self, stage: Any, where: str) -> None:
         if self.expanding:
@@ -166,15 +167,15 @@ class _Composition:
 
     def _add_after_collate(self, stage: Any, where: str, name: str) -> None:
         if isinstance(stage, Map):
-            self.of_batches.append(Each(name, stage.fn))
+            self.trainer_batch_stages.append(Each(name, stage.fn))
         elif not isinstance(stage, BatchMap):
             raise ValueError(
-                f"{where} comes after Collate, where only Map can be: {_NOT_AFTER_COLLATE.get(type(stage), _NO_PLACES)}"
+                f"{where} comes after Collate, where only Map can be: {_NOT_AFTER_COLLATE.get(type(stage), _NO_POSITIONS)}"
             )
-        elif self.of_batches or self._is_by_blocks:
+        elif self.trainer_batch_stages or self._is_by_blocks:
             raise ValueError(f"{where} {_NO_WHOLE_BATCHES if self._is_by_blocks else _NO_BATCHES}")
         else:
-            self.of_made.append(Each(name, stage.fn))
+            self.worker_batch_stages.append(Each(name, stage.fn))
 
     def plan(self, block_size: int) -> Plan:
         """Return the plan of the stages added, or raise ValueError if they do not go together."""
@@ -184,34 +185,43 @@ class _Composition:
             self._check_any_order()
         if self.stream is None:
             number_caches(self.source)
-        source, of_items = self.source, self.of_items
+        source, item_stages = self.source, self.item_stages
         if self._is_by_blocks or not is_in_order:
-            expanding = [(each.name, each) for each in of_items] or self.expanding  # with functions, there is no expanding stage
+            expanding = [(each.name, each) for each in item_stages] or self.expanding  # with functions, there is no expanding stage
             finish = None if self.tail else _finish_of(self.collate, self.is_bucketed)
-            expansion, of_items = Expansion(expanding, finish, [stage for _, stage in self.tail]), []
+            expansion, item_stages = Expansion(expanding, finish, [stage for _, stage in self.tail]), []
             if self.stream is None:
                 source = BlockSequence(source, expansion, block_size)
             else:
                 source = StreamSequence(self.stream, expansion, block_size)
         pool, partition = PoolOptions.of(self.pools, self.joined), self.partition or Partition(0, 1)
-        return Plan(source, of_items, self.of_batches, partition, self.collate, pool, self.of_made, self.tail, is_in_order)
+        return Plan(
+            source=source,
+            item_stages=item_stages,
+            tail=self.tail,
+            worker_batch_stages=self.worker_batch_stages,
+            trainer_batch_stages=self.trainer_batch_stages,
+            collate=self.collate,
+            partition=partition,
+            pool=pool,
+            is_in_order=is_in_order,
+        )
 
     @property
     def _is_decoded(self) -> bool:
         """Return whether the last function of items decodes into the batch's row."""
-        return bool(self.of_items) and not callable(self.of_items[-1].function)
+        return bool(self.item_stages) and not callable(self.item_stages[-1].function)
 
     def _check_decoder(self) -> None:
-        if self._is_decoded and self.of_made:
-            raise ValueError(
-                f"{self.of_made[0].name} follows items that are decoded into the batch's row (read_into): use Map, in the trainer"
-            )
+        if self._is_decoded and self.worker_batch_stages:
+            name = self.worker_batch_stages[0].name
+            raise ValueError(f"{name} follows items that are decoded into the batch's row (read_into): use Map, in the trainer")
         if self._is_decoded and self.collate is None:
             raise ValueError("a mapping_fn with read_into decodes into a batch's row: add Collate, or give a plain function")
 
     def _check_any_order(self) -> None:
         """Check the stages if workers deliver items as they are finished."""
-        if self.of_made or self._is_decoded:
+        if self.worker_batch_stages or self._is_decoded:
             raise ValueError(
                 "with in_order=False workers make blocks of items: leave out BatchMap, and a mapping_fn with read_into"
             )
@@ -251,7 +261,7 @@ _NO_BATCHES = "is a function of batches where they are made: it follows Collate,
 _NO_WHOLE_BATCHES = (
     "needs batches that workers make whole, which run across blocks after a stage that makes more or fewer items: use Map"
 )
-_NO_PLACES = "batches have no places of items; put it before Collate"
+_NO_POSITIONS = "batches have no positions of items; put it before Collate"
 _NOT_AFTER_COLLATE = {
     Partition: "whole batches are dealt to the ranks already; put it before Collate",
     DistributedBatchedMap: "workers make whole batches; put it before Collate",

@@ -29,7 +29,7 @@ class StageCost:
 
     Attributes:
         name: the stage with its arguments, such as "Map(read)".
-        where: "workers", "trainer", or "by place" for a stage that only chooses items and costs almost nothing.
+        where: "workers", "trainer", or "by position" for a stage that only chooses items and costs almost nothing.
         us_per_item: microseconds for each item that it receives, or for each row of a batch after Collate; None if not measured.
         num_in, num_out: number of items that it received and made while it was measured; batches after Collate.
     """
@@ -70,7 +70,7 @@ class Explanation:
     workers_busy: float | None
 
     def __str__(self) -> str:
-        places = {"workers": _workers(self.num_workers), "trainer": "trainer", "by place": "by place"}
+        places = {"workers": _workers(self.num_workers), "trainer": "trainer", "by position": "by position"}
         rows = [("stage", "where", "us an item", "items in -> out")]
         rows += [
             (stage.name, places[stage.where], "-" if stage.us_per_item is None else f"{stage.us_per_item:,.1f}", _flow(stage))
@@ -188,7 +188,7 @@ class _Summary:
             return StageCost(name, where, None, 0, 0)
         count = self._measured.counts[number]
         num_items = self._measured.num_rows if number >= self._of_batches else count.num_in
-        us = count.ns / 1e3 / num_items if num_items and where != "by place" else None
+        us = count.ns / 1e3 / num_items if num_items and where != "by position" else None
         return StageCost(name, where, us, count.num_in, count.num_out)
 
     def _us(self, where: Where) -> float | None:

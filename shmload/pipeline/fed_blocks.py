@@ -98,7 +98,7 @@ class FedBlocks:
     options: Mapping[str, Any]
     stage_places: Sequence[tuple[str, str]]
     in_order: bool = True
-    place: int = field(default=0, init=False)
+    next_block: int = field(default=0, init=False)
     number: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
@@ -139,7 +139,7 @@ class FedBlocks:
             is_passed = isinstance(error, Exception)  # after an interrupt, the block comes with the next call
             raise
         finally:
-            self.place += is_passed
+            self.next_block += is_passed
 
     def _made(self) -> ShmLoader[Any]:
         pool = self.pool
@@ -159,7 +159,7 @@ class FedBlocks:
         self.go(epoch, 0, None, set())
 
     def go(self, epoch: int, block: int, own: str | None, consumed: set[int]) -> None:
-        self._iterator, self.place = None, block
+        self._iterator, self.next_block = None, block
         self.feed.epoch, self.feed.block = epoch, block
         self.feed.own = {} if own is None else {block: own}
         self._sampler.consumed = consumed

@@ -51,9 +51,9 @@ class Choice:
     def index(self, key: int) -> int:
         """Return the index of one key."""
         for sequence in self._sequences:
-            key = sequence.place(key)
-        place: int = key % self._items.n
-        return place
+            key = sequence.position_below(key)
+        index: int = key % self._items.n
+        return index
 
     def indices(self, keys: Any) -> NDArray[np.int64]:
         """Return the indices of several keys."""

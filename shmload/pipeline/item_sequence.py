@@ -150,22 +150,21 @@ class Derived(PositionSequence):
         self.below, self.parts = below, (below,)
         self.is_fixed = below.is_fixed and not below.repeating
 
-    def place(self, position: int) -> int:
+    def position_below(self, position: int) -> int:
         """Return the position in the sequence below at which an item begins."""
         return position
 
     def places(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return `place` of several positions."""
-        place: Any = self.place  # works on arrays, too, because it is arithmetic
-        made: NDArray[np.int64] = place(positions)
+        """Return `position_below` of several positions."""
+        below: Any = self.position_below  # works on arrays, too, because it is arithmetic
+        made: NDArray[np.int64] = below(positions)
         return made
 
     def item(self, key: int) -> Any:
-        return self.below.at(self.place(key))
+        return self.below.at(self.position_below(key))
 
     def name(self, key: int) -> str:
-        place = self.place(key)
-        return self.below.name(self.below.key(place))
+        return self.below.name(self.below.key(self.position_below(key)))
 
 
 def shortened(names: str) -> str:

@@ -77,11 +77,11 @@ class JoinSource(ItemSequence):
     def _take(self, start: int, stop: int) -> NDArray[np.int64]:
         parts = []
         while start < stop:
-            epoch, place = self._place(start)
+            epoch, number = self._split(start)
             end = stop if self.repeating else min(stop, (epoch + 1) * self.n)
             before = self._before(epoch)
             parts += [
-                self._keys(members, counters + before) for members, counters in self._draws.blocks(place, place + end - start)
+                self._keys(members, counters + before) for members, counters in self._draws.blocks(number, number + end - start)
             ]
             start = end
         return np.concatenate([np.empty(0, np.int64), *parts])
@@ -94,7 +94,8 @@ class JoinSource(ItemSequence):
             keys[its] = self._sources[member].keys_at(first, first + int(its.sum())) * len(self._sources) + member
         return keys
 
-    def _place(self, position: int) -> tuple[int, int]:
+    def _split(self, position: int) -> tuple[int, int]:
+        """Return the epoch of a position, and the number of items before it in the epoch."""
         return (0, position) if self.repeating else divmod(position, self.n)
 
     def _before(self, epoch: int) -> NDArray[np.int64]:
@@ -115,8 +116,8 @@ class JoinSource(ItemSequence):
 
     def counters_at(self, position: int) -> list[int]:
         """Return the draws of each member in its epoch before a position, followed by those of members that are Joins."""
-        epoch, place = self._place(position)
-        counters = self._draws.drawn.counters_at(place)
+        epoch, number = self._split(position)
+        counters = self._draws.drawn.counters_at(number)
         had = self._before(epoch) + counters
         return [
             *counters.tolist(),
@@ -134,15 +135,15 @@ class JoinSource(ItemSequence):
                 f"the state of this Join has {self.num_counters} counters, one for each member; got {len(counters)}. Load what "
                 "state() returned"
             )
-        for drawn, place, its in list(self._checked(position, counters)):
-            drawn.learn(place, its)
+        for drawn, number, its in list(self._checked(position, counters)):
+            drawn.learn(number, its)
 
     def _checked(self, position: int, counters: Sequence[int]) -> Iterator[tuple[Drawn, int, Sequence[int]]]:
         """Yield the counters of each Join at every depth, with the position to which they belong."""
-        epoch, place = self._place(position)
+        epoch, number = self._split(position)
         done = len(self._sources)
-        self._draws.drawn.check_at(place, counters[:done])
-        yield self._draws.drawn, place, counters[:done]
+        self._draws.drawn.check_at(number, counters[:done])
+        yield self._draws.drawn, number, counters[:done]
         before = self._before(epoch).tolist()
         for source, whole, count in zip(self._sources, before, counters[:done], strict=True):
             its, done = counters[done : done + source.num_counters], done + source.num_counters

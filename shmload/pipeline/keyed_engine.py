@@ -61,7 +61,7 @@ class KeyedEngine(PipelineEngine):
         self._fetched: deque[Outcome] = deque()  # items of the last group that were not requested yet
         self._num_fetched, self._next_look = 0, 8  # fetches so far; number of fetches at which `_rounds_now` decides again
         self._next_of_loader = (0, 0)  # where the loader's next pass begins by default
-        self._has_moved = False  # whether this pass began at the place of a state
+        self._is_resumed = False  # whether this pass began at the place of a state
 
     # ------------------------------------------------------------ items
 
@@ -206,7 +206,7 @@ class KeyedEngine(PipelineEngine):
 
     def begin_pass(self) -> None:
         # otherwise only other ranks have items left in this epoch, or a state was loaded at its end
-        if self.is_ended and (self._is_over or (self.position and not self._has_moved)):
+        if self.is_ended and (self._is_over or (self.position and not self._is_resumed)):
             self.begin_next_epoch()
 
     @property
@@ -228,14 +228,14 @@ class KeyedEngine(PipelineEngine):
     def go(self, place: PipelinePlace) -> None:
         self._move(place.epoch, place.position)
         self._next_of_loader = (-1, 0)
-        self._has_moved = True
+        self._is_resumed = True
 
     def restart(self, epoch: int) -> None:
         self._move(epoch, 0)
 
     def _move(self, epoch: int, position: int) -> None:
         self.epoch, self.position, self._iterator = epoch, position, None
-        self._has_moved = False
+        self._is_resumed = False
         self._stream.epoch = epoch
         self._fetched.clear()
         self._errors.of_step.clear()

@@ -65,12 +65,12 @@ class PipelineEngine(ABC):
         if self.is_ended:
             self.end()
             raise StopIteration
-        if not self.plan.batch_stages:
+        if not self.plan.trainer_batch_stages:
             return self.advance()
         begin = self.place_now()
         batch = self.advance()
         try:
-            return apply_functions(self.plan.batch_stages, batch, self.where)
+            return apply_functions(self.plan.trainer_batch_stages, batch, self.where)
         except NoSampleError as error:
             error.args = (_NO_SAMPLE,)
             raise

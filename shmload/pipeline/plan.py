@@ -61,30 +61,30 @@ class PoolOptions:
         return max(PREFETCHED, -(-(self.buffer_size or 0) // (rows * self.num_workers)))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Plan:
     """A compiled pipeline.
 
     Attributes:
         source: sequence of keys, or of blocks.
         item_stages: functions of items, before Collate.
-        batch_stages: functions of batches that the trainer applies (Map after Collate).
-        partition: this rank's share.
-        collate: how batches are made; None for single items.
-        pool: the workers.
-        made_batches: functions of batches that run where the batches are made (BatchMap).
         tail: Scans, and functions of an item after a Scan, which run in the trainer; each with its name.
+        worker_batch_stages: functions of batches that run where the batches are made (BatchMap).
+        trainer_batch_stages: functions of batches that the trainer applies (Map after Collate).
+        collate: how batches are made; None for single items.
+        partition: this rank's share.
+        pool: the workers.
         is_in_order: whether items arrive in order, or as they are finished.
     """
 
     source: ItemSequence
     item_stages: list[Each]
-    batch_stages: list[Each]
-    partition: Partition
-    collate: Collate | None
-    pool: PoolOptions
-    made_batches: list[Each]
     tail: list[tuple[str, Any]]
+    worker_batch_stages: list[Each]
+    trainer_batch_stages: list[Each]
+    collate: Collate | None
+    partition: Partition
+    pool: PoolOptions
     is_in_order: bool = True
 
     @property
@@ -92,7 +92,7 @@ class Plan:
         """Return the loader's `collate_fn`."""
         if self.collate is None:
             return list
-        return BatchProgram(self.collate.ragged, self.made_batches) if self.made_batches else None
+        return BatchProgram(self.collate.ragged, self.worker_batch_stages) if self.worker_batch_stages else None
 
     @property
     def is_expanding(self) -> bool:
@@ -108,11 +108,11 @@ class Plan:
     def program(self) -> RowProgram:
         """Return the dataset that workers read."""
         kind = RowProgram
-        is_chosen = self.collate is not None and not self.item_stages and not self.made_batches
+        is_chosen = self.collate is not None and not self.item_stages and not self.worker_batch_stages
         if is_chosen and Choice.of(self.source) is not None:
             return ChosenProgram(self.source)
         is_decoded = self.item_stages and is_decoder(self.item_stages[-1].function)
-        if self.collate is not None and is_decoded and not self.made_batches:
+        if self.collate is not None and is_decoded and not self.worker_batch_stages:
             kind = InPlaceProgram
         elif self.collate is None and self.pool.num_workers:
             kind = ItemProgram

@@ -32,10 +32,10 @@ class Selected(Derived):
         super().__init__(below, n, what, repeating=repeating)
         self._part = part
 
-    def place(self, position: int) -> int:
+    def position_below(self, position: int) -> int:
         epoch, item = (0, position) if self.below.repeating else divmod(position, self.n)
-        place: int = epoch * self.below.n + self._part.items(item, self.below.n)
-        return place
+        below: int = epoch * self.below.n + self._part.items(item, self.below.n)
+        return below
 
 
 @dataclass(frozen=True)
@@ -181,8 +181,8 @@ class Windows(Selected):
         self._size = size
 
     def item(self, key: int) -> Any:
-        first = self.place(key)
-        return [self.below.at(place) for place in range(first, first + self._size)]
+        first = self.position_below(key)
+        return [self.below.at(position) for position in range(first, first + self._size)]
 
 
 @dataclass(frozen=True)
@@ -227,7 +227,7 @@ class Shuffled(Derived):
         self._order_seed = seed
         self._orders: EpochCache[permutation.Permutation] = EpochCache()
 
-    def place(self, position: int) -> int:
+    def position_below(self, position: int) -> int:
         epoch, item = divmod(position, self.n)
         return epoch * self.n + self._orders.get(self._order_seed, epoch, self._order)[item]
 

@@ -49,14 +49,14 @@ class Source(Fluent, ItemSequence):
         out = np.empty(stop - start, np.int64)
         done = 0
         while done < len(out):
-            epoch, place = divmod(start + done, n)
-            part = out[done : done + n - place]
-            self._fill(epoch, place, part)
+            epoch, first = divmod(start + done, n)
+            part = out[done : done + n - first]
+            self._fill(epoch, first, part)
             part += epoch % max(permutation.MAX_N // n, 1) * n
             done += len(part)
         return out
 
-    def _fill(self, epoch: int, place: int, out: NDArray[np.int64]) -> None:
+    def _fill(self, epoch: int, first: int, out: NDArray[np.int64]) -> None:
         """Write the items of an epoch, beginning at a position."""
         raise NotImplementedError
 
@@ -75,8 +75,8 @@ class Range(Source):
 
     is_fixed = True
 
-    def _fill(self, epoch: int, place: int, out: NDArray[np.int64]) -> None:
-        out[:] = np.arange(place, place + len(out))
+    def _fill(self, epoch: int, first: int, out: NDArray[np.int64]) -> None:
+        out[:] = np.arange(first, first + len(out))
 
     def key(self, position: int) -> int:
         return position
@@ -97,8 +97,8 @@ class Permutation(Source):
         ValueError, TypeError: an argument is invalid.
     """
 
-    def _fill(self, epoch: int, place: int, out: NDArray[np.int64]) -> None:
-        self._orders.get(self.seed, epoch, self._order).fill(place, out)
+    def _fill(self, epoch: int, first: int, out: NDArray[np.int64]) -> None:
+        self._orders.get(self.seed, epoch, self._order).fill(first, out)
 
     @cached_property
     def _orders(self) -> EpochCache[permutation.Permutation]:
@@ -160,8 +160,8 @@ class Items(Fluent, PositionSequence):
 
     def item(self, key: int) -> Any:
         if self.is_keyed:
-            epoch, place = divmod(key, self.n)
-            return self.items.item(place, epoch)
+            epoch, index = divmod(key, self.n)
+            return self.items.item(index, epoch)
         return self.items[key % self.n]
 
 

@@ -13,7 +13,7 @@ from shmload.pipeline.position_stages import Enumerate, Repeat, Shuffle, Skip, T
 from shmload.pipeline.scan import Scan
 from shmload.pipeline.stages import BatchMap, Collate, DistributedBatchedMap, Partition
 
-Where = Literal["workers", "trainer", "by place"]
+Where = Literal["workers", "trainer", "by position"]
 _METHODS = {"DistributedBatchedMap": "map", "BatchMap": "map_batches", "FlatMap": "flat_map", "Collate": "batch"}
 _BY_PLACE = Take | Skip | Repeat | Enumerate | Window | Shuffle
 
@@ -65,7 +65,7 @@ def argument_text(value: Any) -> str:
 
 
 def places_of(stages: Sequence[Any], plan: Plan) -> list[tuple[str, Where]]:
-    """Return the name of each stage, and where it runs. A stage "by place" only chooses or numbers positions and runs nowhere."""
+    """Return the name of each stage, and where it runs. A stage "by position" only chooses or numbers items and runs nowhere."""
     maker: Where = "workers" if plan.pool.num_workers else "trainer"
     found: list[tuple[str, Where]] = []
     is_after_workers = False  # after Collate or a Scan, stages run in the trainer
@@ -75,7 +75,7 @@ def places_of(stages: Sequence[Any], plan: Plan) -> list[tuple[str, Where]]:
             isinstance(stage, Scan) or (plan.is_streamed and not number) or (is_after_workers and not isinstance(stage, BatchMap))
         )
         if isinstance(stage, Partition) or (isinstance(stage, _BY_PLACE) and not getattr(stage, "is_buffered", False)):
-            where = "by place"
+            where = "by position"
         elif is_of_trainer or (plan.is_expanding and isinstance(stage, Collate)):  # Collate slices columns that workers have made
             where = "trainer"
         is_after_workers = is_after_workers or isinstance(stage, Scan | Collate | Bucket)

@@ -77,7 +77,7 @@ class StreamProgram:
 
 
 def _placed(items: list[Any], first: int, context: StageContext) -> Iterator[Any]:
-    for context.place, item in enumerate(items, first):
+    for context.origin, item in enumerate(items, first):
         yield item
 
 

@@ -24,7 +24,7 @@ from shmload.worker.item_stages import BufferedShuffle
 from shmload.worker.stage_engine import DROP, PASS_END, Each, Expanding, Handler, StageContext, group_stages, run_stages
 
 
-class SamplePlace(NamedTuple):
+class SampleOrigin(NamedTuple):
     """The sample from which an item was made.
 
     Attributes:
@@ -40,35 +40,35 @@ class SampleContext(StageContext):
     """The context that the stages of a pass share: the sample that is being processed, for errors.
 
     Attributes:
-        place: the sample; None if it is unknown, as for items made by the user's generator.
+        origin: the sample; None if it is unknown, as for items made by the user's generator.
     """
 
-    place: SamplePlace | None = None
+    origin: SampleOrigin | None = None
 
     def failed(self, error: Exception, stage: str, handler: Handler | None = None) -> Any:
         if isinstance(error, StopIteration):  # raised as it is, it would silently end the pass
-            of_sample = "" if self.place is None else f" at sample {self.place.key!r}"
+            of_sample = "" if self.origin is None else f" at sample {self.origin.key!r}"
             error = stop_iteration_error(error, f"the function of {stage}{of_sample}")
-        error = _located(error, stage, self.place)
+        error = _located(error, stage, self.origin)
         if handler is None:
             raise error
         return DROP if handler(error) else PASS_END
 
     def placed(self, items: Iterable[Any]) -> Iterator[Any]:
-        """Yield items, and set `place` to each item's own key and URL before it is yielded, or to None if it has none."""
+        """Yield items, and set `origin` to each item's own key and URL before it is yielded, or to None if it has none."""
         for item in items:
             is_named = isinstance(item, Mapping) and "__key__" in item and "__url__" in item
-            self.place = SamplePlace(item["__url__"], item["__key__"]) if is_named else None
+            self.origin = SampleOrigin(item["__url__"], item["__key__"]) if is_named else None
             yield item
 
 
-def _located(error: Exception, stage: str, place: SamplePlace | None) -> Exception:
+def _located(error: Exception, stage: str, origin: SampleOrigin | None) -> Exception:
     """Return the error of a stage after adding the sample to it: to its message if that is its only argument, else in a note."""
-    if place is None:
+    if origin is None:
         return error
-    if str(place.url) in str(error) and repr(place.key) in str(error):
+    if str(origin.url) in str(error) and repr(origin.key) in str(error):
         return error
-    where = f"{place.url}: {'the batch that begins with sample' if place.is_batch else 'sample'} {place.key!r}"
+    where = f"{origin.url}: {'the batch that begins with sample' if origin.is_batch else 'sample'} {origin.key!r}"
     before = error.args
     if len(before) == 1 and before[0] == str(error):
         text = before[0] if before[0].startswith(f"{stage}:") else f"{stage}: {before[0]}"
@@ -90,11 +90,11 @@ class Batching(Expanding):
 
     def run(self, items: Iterator[Any], name: str, context: StageContext) -> Iterator[Any]:
         while held := list(islice(items, 1)):
-            place: SamplePlace | None = context.place
+            origin: SampleOrigin | None = context.origin
             held += islice(items, self.size - 1)
             if len(held) < self.size and not self.partial:
                 continue
-            context.place = None if place is None else place._replace(is_batch=True)
+            context.origin = None if origin is None else origin._replace(is_batch=True)
             try:
                 made = held if self.collation_fn is None else self.collation_fn(held)
             except Exception as error:
@@ -116,7 +116,7 @@ class Slicing(Expanding):
 
 @dataclass(frozen=True)
 class Piping(Expanding):
-    """A user's function of the iterator of items. It may make one item of several, so `place` is read from the items it yields."""
+    """A user's function of the iterator of items. It may make one item of several, so `origin` is read from the items it yields."""
 
     function: Callable[..., Iterable[Any]]
     args: tuple[Any, ...]

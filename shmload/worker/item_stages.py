@@ -78,7 +78,7 @@ class FlatMap(Expanding):
             if type(item) is FailedItem:
                 yield item
                 continue
-            place = context.place
+            origin = context.origin
             while True:
                 try:
                     value = next(made)
@@ -88,7 +88,7 @@ class FlatMap(Expanding):
                     yield context.failed(error, name)
                     break
                 yield value
-                context.place = place  # a later stage that delays items has changed it
+                context.origin = origin  # a later stage that delays items has changed it
 
 
 @dataclass(frozen=True)
@@ -119,13 +119,13 @@ class BufferedShuffle(Expanding):
         def drawn() -> Any:
             at = int(draw(len(held)))
             held[at], held[-1] = held[-1], held[at]
-            context.place, item = held.pop()
+            context.origin, item = held.pop()
             return item
 
         for item in items:
-            held.append((context.place, item))
+            held.append((context.origin, item))
             if len(held) < self.size:
-                held += ((context.place, item) for item in islice(items, 1))
+                held += ((context.origin, item) for item in islice(items, 1))
             if len(held) >= self.initial:
                 yield drawn()
         while held:

@@ -3,7 +3,7 @@
     Each         a function of each item
     Expanding    makes more or fewer items, or another order: Filter, FlatMap, BufferedShuffle (item_stages.py), ...
 
-Stages pass items to each other directly. All stages of a run share a `StageContext`, whose `place` is the origin of the current
+Stages pass items to each other directly. All stages of a run share a `StageContext`, whose `origin` is the origin of the current
 item: the source sets it, and so does a stage that delays items or makes several of one. So an error names the right item, and
 items need no wrappers.
 """
@@ -46,11 +46,11 @@ class StageContext:
     """The context that the stages of a run share.
 
     Attributes:
-        place: the origin of the current item.
+        origin: where the current item came from: its position in the sequence, or its number.
         num_async_maps: number of the stages so far whose items are made by concurrent tasks.
     """
 
-    place: Any = None
+    origin: Any = None
     num_async_maps = 0
 
     def failed(self, error: Exception, stage: str, handler: Handler | None = None) -> Any:

@@ -167,6 +167,7 @@ def order_of(case: Case) -> dict[str, Any]:
         if case.seed % 4 > 1:
             return {"batch_size": size, "sampler": StatefulSampler(indices)}
         counts = case.seed % 4 == 1 and case.habit in ("pass", "resume") and case.at < 1  # a state between two passes has no count
+        counts = counts and size is not None  # with workers, torch begins a sampler of single samples twice for its first pass
         return {"batch_size": size, "sampler": CountingSampler(indices) if counts else indices}
     if case.order == "batch_sampler":
         batches, first = [], 0

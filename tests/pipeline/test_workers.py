@@ -312,7 +312,7 @@ def test_interrupt_in_a_function_of_batches_loses_and_repeats_no_batch(stages: l
         got = [pipeline().tolist()]
         with pytest.raises(KeyboardInterrupt):
             pipeline()
-        resumed.engine.plan.batch_stages[0].function.is_over = True
+        resumed.engine.plan.trainer_batch_stages[0].function.is_over = True
         resumed.load_state(pipeline.state())
         rest = [batch.tolist() for batch in pipeline]
         assert [x - 100 for batch in got + rest for x in batch] == list(range(12))

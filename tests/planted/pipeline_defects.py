@@ -35,7 +35,7 @@ PIPELINE_DEFECTS = [
         "B1",
         "an error after a buffered shuffle names the item that was read last",
         "BufferedShuffle.run.drawn",
-        Replace("context.place", "_"),
+        Replace("context.origin", "_"),
         ("tests/pipeline/test_expanded.py::test_error_after_a_buffering_stage_names_its_own_item[Shuffle]",),
     ),
     Defect(
@@ -163,7 +163,7 @@ PIPELINE_DEFECTS = [
         "B8",
         "a state after a lost block counts as if it was not lost",
         "BlockEngine._has_more",
-        Replace("self.blocks.place", "self._at.block"),
+        Replace("self.blocks.next_block", "self._at.block"),
         ("tests/pipeline/test_streams.py::test_block_that_kills_its_worker_twice_is_lost_and_the_position_stays_right",),
     ),
     Defect(
@@ -348,8 +348,8 @@ PIPELINE_DEFECTS = [
         "a cached item draws the random numbers of the epoch in which it is made",
         "Cached.item",
         Replace(
-            "with generators_kept(), self._own.kept(), self._sample(place):\n    item = self.below.at(place)",
-            "with generators_kept():\n    item = self.below.at(place)",
+            "with generators_kept(), self._own.kept(), self._sample(position):\n    item = self.below.at(position)",
+            "with generators_kept():\n    item = self.below.at(position)",
         ),
         (
             "tests/pipeline/test_caching.py::test_random_numbers_of_cached_items_do_not_depend_on_what_is_cached[2]",
@@ -361,8 +361,8 @@ PIPELINE_DEFECTS = [
         "making a cached item changes what later stages draw from the global generators",
         "Cached.item",
         Replace(
-            "with generators_kept(), self._own.kept(), self._sample(place):\n    item = self.below.at(place)",
-            "with self._own.kept(), self._sample(place):\n    item = self.below.at(place)",
+            "with generators_kept(), self._own.kept(), self._sample(position):\n    item = self.below.at(position)",
+            "with self._own.kept(), self._sample(position):\n    item = self.below.at(position)",
         ),
         ("tests/pipeline/test_caching.py::test_random_numbers_of_cached_items_do_not_depend_on_what_is_cached[0]",),
     ),
@@ -408,7 +408,7 @@ PIPELINE_DEFECTS = [
         "B1",
         "remote shards have the order of their first epoch in every epoch",
         "Items.item",
-        Replace("self.items.item(place, epoch)", "self.items.item(place, 0)"),
+        Replace("self.items.item(index, epoch)", "self.items.item(index, 0)"),
         ("tests/pipeline/test_remote_items.py::test_items_of_a_remote_dataset_keep_its_order",),
     ),
     Defect(
@@ -624,7 +624,7 @@ PIPELINE_DEFECTS = [
     Defect(
         "B1",
         "cached items are used although a function that a method calls has changed",
-        "caching:_described",
+        "fingerprint:_described",
         Replace("parts += [*sorted((value.__kwdefaults__ or {}).items()), *_globals_of(value)]", "pass"),
         ("tests/pipeline/test_caching.py::test_cache_key_depends_on_functions_that_methods_call",),
     ),

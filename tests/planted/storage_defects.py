@@ -431,7 +431,7 @@ STORAGE_DEFECTS = [
         "A15",
         "the failure of a fluent stage does not name its sample",
         "SampleContext.placed",
-        Replace('SamplePlace(item["__url__"], item["__key__"]) if is_named else None', "None"),
+        Replace('SampleOrigin(item["__url__"], item["__key__"]) if is_named else None', "None"),
         ("tests/remote/test_named_failures.py::test_error_of_a_failing_stage_names_shard_sample_and_stage[map_tuple]",),
     ),
     Defect(

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from typing_extensions import Buffer
 
 from shmload._core.crc32c import crc32c
-from shmload.formats.compression import packing_of
+from shmload.formats.compression import split_compression
 
 SCALARS = [f"{kind}{bits}" for kind in ("int", "uint", "float") for bits in (8, 16, 32, 64) if (kind, bits) != ("float", 8)]
 Bounds = NDArray[np.int64]
@@ -123,7 +123,7 @@ def _checksum(head: dict[str, Any], body: bytes) -> int:
 
 @lru_cache(maxsize=256)
 def _stem(url: str) -> str:
-    name = packing_of(url.rsplit("/", 1)[-1])[0]
+    name = split_compression(url.rsplit("/", 1)[-1])[0]
     return name.rpartition(".")[0] or name
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from shmload.errors import ShmloadError
 from shmload.formats.extras import library
 
-__all__ = ["compression_of", "expanded_file", "expanded_pieces", "packing_of", "zstd_pieces"]
+__all__ = ["compression_of", "expanded_file", "expanded_pieces", "split_compression", "zstd_pieces"]
 
 _STEP = 1 << 20  # bytes per decompressed piece
 _INPUT = 16 << 10  # compressed bytes per step: zstd may expand them by a factor of 30,000
@@ -54,7 +54,7 @@ def compression_of(begin: bytes) -> str:
     return "" if found is None else next(name for name, text in found.groupdict().items() if text is not None)
 
 
-def packing_of(key: str) -> tuple[str, str]:
+def split_compression(key: str) -> tuple[str, str]:
     """Return a name without the ending of its compression, and "gz", "bz2", "xz", "zst", "br", "snappy" or ""."""
     for ending, kind in _ENDINGS.items():
         if key.lower().endswith(ending):
@@ -68,7 +68,7 @@ def expanded_pieces(kind: str, file: Any) -> Iterator[bytes]:
     Several streams may follow each other, with the padding that the format allows.
 
     Args:
-        kind: as for `packing_of`; or "zlib".
+        kind: as for `split_compression`; or "zlib".
         file: an object with `read(n)`.
     Raises:
         ValueError: the data is damaged or truncated, or something else follows a stream; names the stream and its first byte.

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from shmload.formats.compression import compression_of, expanded_file, packing_of
+from shmload.formats.compression import compression_of, expanded_file, split_compression
 from shmload.formats.file_names import without_number
 from shmload.storage.folder_walk import walk_following_links
 
@@ -46,7 +46,7 @@ class Head:
     @property
     def stem(self) -> str:
         """Return the name in lower case, without a compression's ending and without a number after the format's ending."""
-        return without_number(packing_of(self.path.name.lower())[0])
+        return without_number(split_compression(self.path.name.lower())[0])
 
     def starts_with(self, magic: bytes) -> bool:
         """Return whether an uncompressed file begins with these bytes."""

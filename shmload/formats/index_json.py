@@ -36,15 +36,15 @@ class ListedShard:
 
     Attributes:
         key: its name, relative to the folder of the index.
-        nbytes: its size in bytes, after decompression if `packing` is given.
+        nbytes: its size in bytes, after decompression if `compression` is given.
         num_samples: number of its samples; None if the index does not define it.
-        packing: the ending of the compression of the whole shard, such as "zst", or empty.
+        compression: the ending of the compression of the whole shard, such as "zst", or empty.
     """
 
     key: str
     nbytes: int
     num_samples: int | None
-    packing: str = ""
+    compression: str = ""
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ def describe_folder(index: IndexJson, head: Head, num_samples: int) -> Summary:
         raise ValueError(f"{where}: names no shard")
     shard = index.shards[0]
     begin = head_of(head.path / checked_key(shard.key, where))
-    begin = replace(begin, compression=begin.compression or COMPRESSIONS.get(shard.packing, ""))
+    begin = replace(begin, compression=begin.compression or COMPRESSIONS.get(shard.compression, ""))
     first = index.layout.describe(begin, num_samples)
     count = sum(shard.num_samples or 0 for shard in index.shards)
     notes = [f"{len(index.shards):,} shards, which {INDEX_NAME} names: fields and sizes are those of the first", *first.notes]

@@ -12,7 +12,7 @@ import numpy as np
 from shmload.errors import ShardCorrupt
 from shmload.formats.block_format import BlockFormat
 from shmload.formats.block_index import PIECE, Bounds, Read, RecordIndex
-from shmload.formats.compression import compression_of, expanded_file, packing_of
+from shmload.formats.compression import compression_of, expanded_file, split_compression
 from shmload.formats.head import COMPRESSIONS, Head
 from shmload.formats.summary import RECORDS_SEEN, Sizes, Summary, fields_seen
 
@@ -51,8 +51,8 @@ class JsonLines(BlockFormat):
         before = b""  # the first byte that is not blank of a line that began in an earlier piece
         for at in range(0, nbytes, PIECE):
             piece = bytes(memoryview(read(at, min(PIECE, nbytes - at))).cast("B"))
-            if at == 0 and (packing := compression_of(piece)):
-                raise ShardCorrupt(f"{url}: at byte 0: JSON is needed, but this is compressed ({packing})")
+            if at == 0 and (compression := compression_of(piece)):
+                raise ShardCorrupt(f"{url}: at byte 0: JSON is needed, but this is compressed ({compression})")
             found = np.flatnonzero(np.frombuffer(piece, np.uint8) == 10) + 1
             starts = np.concatenate([[0], found[:-1]]) if len(found) else found
             maybe = np.flatnonzero(np.isin(np.frombuffer(piece, np.uint8)[starts], list(_BLANKS)))
@@ -74,4 +74,4 @@ _BLANKS = b" \t\r\n"  # white space of JSON
 
 def is_lines(name: str) -> bool:
     """Return whether a file is JSON lines, compressed or not, by its name, because its first bytes do not show it."""
-    return packing_of(name.lower())[0].endswith(JsonLines.endings)
+    return split_compression(name.lower())[0].endswith(JsonLines.endings)

@@ -22,7 +22,7 @@ from shmload.errors import ShardCorrupt
 from shmload.formats.block_format import BlockFormat
 from shmload.formats.block_index import SCALARS, Read, RecordIndex
 from shmload.formats.chunk_values import offsets_table, raw_image, sized_parts, text_of, unpickled
-from shmload.formats.compression import packing_of
+from shmload.formats.compression import split_compression
 from shmload.formats.head import Head
 from shmload.formats.index_json import IndexJson, ListedShard, UnsupportedIndex, describe_folder, peek_index, read_index
 from shmload.formats.litdata.litdata_values import nested_value
@@ -157,9 +157,9 @@ def _listed_shard(shard: Mapping[str, Any], where: str) -> ListedShard:
         found = f"{shard['format']} in version {shard['version']}"
         raise UnsupportedIndex(f"{where}: has shards of {found}; only mds in version 2 is supported")
     zipped = shard["zip_data"]
-    packing = packing_of(zipped["basename"])[1] if zipped else ""
-    if zipped and not packing:
+    compression = split_compression(zipped["basename"])[1] if zipped else ""
+    if zipped and not compression:
         found = shard["compression"]
         raise UnsupportedIndex(f"{where}: shards are compressed by {found}; only zstd, gz, bz2, br and snappy are supported")
     key, nbytes = (zipped or shard["raw_data"])["basename"], shard["raw_data"]["bytes"]
-    return ListedShard(str(key), int(nbytes), int(shard["samples"]), packing)
+    return ListedShard(str(key), int(nbytes), int(shard["samples"]), compression)

@@ -25,7 +25,17 @@ from shmload.remote.shards import RemoteShard, Shards
 from shmload.storage.cache import Fetch
 from shmload.storage.web_reader import WebReader
 
-__all__ = ["SIDECAR", "expanded", "fetch_index", "fetch_of", "fetch_range", "index_beside", "name_of", "pack_beside", "packing_at"]
+__all__ = [
+    "SIDECAR",
+    "compression_at",
+    "expanded",
+    "fetch_index",
+    "fetch_of",
+    "fetch_range",
+    "index_beside",
+    "name_of",
+    "pack_beside",
+]
 
 SIDECAR = ".shmload-index"  # suffix of the index next to a shard
 _SIDECAR_MAGIC = b"SHMLOAD INDEX BESIDE 1\n"
@@ -46,7 +56,7 @@ def fetch_of(shards: Shards, shard: RemoteShard) -> Fetch:
     """
 
     def read(fd: int) -> int:
-        if shard.packing:
+        if shard.compression:
             return _expand_to(shard, fd)
         if isinstance(shard.store, WebReader):
             return shard.store.read_to_file(shard.key, fd, shard.nbytes, etag=shard.etag or None)
@@ -99,7 +109,7 @@ def expanded(shard: RemoteShard) -> Iterator[bytes]:
         StoreError: the store does not answer.
     """
     try:
-        yield from expanded_pieces(shard.packing, _Sequential(shard))
+        yield from expanded_pieces(shard.compression, _Sequential(shard))
     except ShmloadError:
         raise
     except ValueError as error:
@@ -127,8 +137,8 @@ _BEGIN_NBYTES = 12  # bytes at the beginning of a shard that indicate its compre
 _COMPRESSED = ("tar", "tfrecord", "jsonl", "npy")  # formats that other tools compress as a whole
 
 
-def packing_at(shard: RemoteShard, format: ShardFormat) -> str:
-    """Return the compression of a shard from its first bytes: as for `packing_of`, or "zlib", or ""."""
+def compression_at(shard: RemoteShard, format: ShardFormat) -> str:
+    """Return the compression of a shard from its first bytes: as for `split_compression`, or "zlib", or ""."""
     if format.name not in _COMPRESSED or not shard.stored_nbytes:
         return ""
     begin = bytes(shard.read(0, min(_BEGIN_NBYTES, shard.stored_nbytes)))
@@ -150,7 +160,7 @@ def fetch_range(shards: Shards, shard: RemoteShard, offset: int, nbytes: int) ->
         StoreError: the store does not answer.
     """
     try:
-        if shard.packing:
+        if shard.compression:
             return b"".join(expanded(shard))[offset : offset + nbytes]
         return shard.read(offset, nbytes).toreadonly()
     except StoreError as error:
@@ -206,17 +216,17 @@ def _made(shards: Shards, shard: RemoteShard, copy: Any) -> bytes:
     if entry is None:
         if shard.has_index and (kept := index_beside(shard)) is not None and kept[0] == shard.nbytes:
             return kept[1]
-        if copy is None and shard.packing:
+        if copy is None and shard.compression:
             copy = fetch_range(shards, shard, 0, shard.nbytes)
         try:
             if copy is not None:
                 return shard.format.pack(shard.url, copy)
             return shard.format.scan(shard.url, shard.nbytes, lambda at, nbytes: fetch_range(shards, shard, at, nbytes))
         except ShardCorrupt as error:
-            if not shard.packing and (packing := packing_at(shard, shard.format)):
+            if not shard.compression and (compression := compression_at(shard, shard.format)):
                 raise ShardCorrupt(
-                    f"{shard.url}: is compressed ({packing}), and its name does not say so: end the names of compressed shards in "
-                    f".{packing}, or read them as a dataset of their own"
+                    f"{shard.url}: is compressed ({compression}), which its name does not show: end the names of compressed shards "
+                    f"in .{compression}, or read them as a dataset of their own"
                 ) from error
             raise
     found = None

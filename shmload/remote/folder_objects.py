@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 
-from shmload.formats.compression import packing_of
+from shmload.formats.compression import split_compression
 from shmload.formats.file_names import is_about, is_hidden
 from shmload.formats.format import ShardFormat
 from shmload.formats.known_formats import layout_of
@@ -33,7 +33,7 @@ def objects_by_format(listed: list[StoredObject], asked: ShardFormat | None) -> 
         return {asked.name: entries} if entries else {}
     groups: dict[str, list[StoredObject]] = {}
     for entry in entries:
-        kind = layout_of(packing_of(entry.key)[0])
+        kind = layout_of(split_compression(entry.key)[0])
         is_beside = kind is None and (is_about(entry.key) or entry.key.endswith(FOREIGN_SUFFIXES))
         if not is_beside and (kind is not None or asked is not None):
             groups.setdefault("" if kind is None else kind.name, []).append(entry)

@@ -18,7 +18,7 @@ from typing import cast
 
 from shmload.errors import ObjectMissing, ShardCorrupt, StoreError
 from shmload.formats.braces import shard_paths
-from shmload.formats.compression import packing_of
+from shmload.formats.compression import split_compression
 from shmload.formats.file_names import is_hidden
 from shmload.formats.format import ShardFormat
 from shmload.formats.head import head_of_object
@@ -26,7 +26,7 @@ from shmload.formats.index_json import INDEX_NAME, ListedShard
 from shmload.formats.known_formats import is_shard_format, layout_named, layout_of, named_by_index, recognize
 from shmload.formats.plain_files import PlainFiles
 from shmload.formats.tar.tar_format import Tar
-from shmload.remote.fetch import SIDECAR, expanded, index_beside, packing_at
+from shmload.remote.fetch import SIDECAR, compression_at, expanded, index_beside
 from shmload.remote.folder_objects import log_ignored, objects_by_format
 from shmload.remote.layouts import Parquet
 from shmload.remote.manifest import MANIFEST_NAME, Manifest, ShardEntry
@@ -80,7 +80,7 @@ def shards_of(store: Store, manifest: Manifest) -> Shards:
 
 def _of_entry(store: Store, entry: ShardEntry) -> RemoteShard:
     found = RemoteShard(store, entry.name, entry.nbytes, "", entry.num_samples, entry.crc32c, entry.index)
-    return found if entry.packed is None else replace(found, packing="zst", packed_nbytes=entry.packed.nbytes)
+    return found if entry.packed is None else replace(found, compression="zst", compressed_nbytes=entry.packed.nbytes)
 
 
 def _foreign(store: Store, layout: str | ShardFormat | None) -> Shards:
@@ -115,7 +115,7 @@ def _foreign(store: Store, layout: str | ShardFormat | None) -> Shards:
         raise ValueError(f"{store.url} contains {found}: choose the dataset with {choices}, or by a pattern of names")
     log_ignored(store.url, listed, next(iter(groups.values())))
     ((_, entries),) = groups.items()
-    kind = asked or layout_of(packing_of(entries[0].key)[0]) or TAR
+    kind = asked or layout_of(split_compression(entries[0].key)[0]) or TAR
     if isinstance(kind, Parquet):
         kind = kind.in_folder(store.url, [entry.key for entry in entries])
     return _all_sized([_of_object(store, entry, has_index=entry.key + SIDECAR in names) for entry in entries], kind)
@@ -128,10 +128,10 @@ def _all_sized(there: list[RemoteShard], format: ShardFormat) -> Shards:
     of each shard are read. Files named .tar are never compressed, so this request is saved for them.
     """
     is_whole = isinstance(format, PlainFiles) or not there
-    name, packing = ("", "") if is_whole else packing_of(there[0].key)
-    may_be_unnamed = not is_whole and not packing and not isinstance(layout_of(name), Tar)
-    is_unnamed = may_be_unnamed and bool(packing_at(there[0], format))
-    is_compressed = is_unnamed or (not is_whole and any(packing_of(shard.key)[1] for shard in there))
+    name, compression = ("", "") if is_whole else split_compression(there[0].key)
+    may_be_unnamed = not is_whole and not compression and not isinstance(layout_of(name), Tar)
+    is_unnamed = may_be_unnamed and bool(compression_at(there[0], format))
+    is_compressed = is_unnamed or (not is_whole and any(split_compression(shard.key)[1] for shard in there))
     with ThreadPoolExecutor(_AT_ONCE, "shmload-expand") as pool:  # starts threads only when they are used
         sized = partial(_sized, format=format, is_unnamed=is_unnamed)
         return Shards(tuple((pool.map if is_compressed else map)(sized, there)))
@@ -139,12 +139,12 @@ def _all_sized(there: list[RemoteShard], format: ShardFormat) -> Shards:
 
 def _sized(shard: RemoteShard, format: ShardFormat, is_unnamed: bool) -> RemoteShard:
     """Return a shard with its format. If it is compressed and has no index, its decompressed size is determined once."""
-    packing = "" if isinstance(format, PlainFiles) else packing_of(shard.key)[1]
-    if is_unnamed and not packing:
-        packing = packing_at(shard, format)
+    compression = "" if isinstance(format, PlainFiles) else split_compression(shard.key)[1]
+    if is_unnamed and not compression:
+        compression = compression_at(shard, format)
     one = 1 if isinstance(format, PlainFiles) else None
-    shard = replace(shard, format=format, packing=packing, packed_nbytes=shard.nbytes, num_samples=one)
-    if not packing:
+    shard = replace(shard, format=format, compression=compression, compressed_nbytes=shard.nbytes, num_samples=one)
+    if not compression:
         return shard
     kept = index_beside(shard)
     return replace(shard, nbytes=sum(map(len, expanded(shard))) if kept is None else kept[0], has_index=kept is not None)
@@ -158,7 +158,7 @@ def _named_by_index(store: Store, asked: ShardFormat | None) -> Shards:
         raise ObjectMissing(f"{where}: names no shard")
 
     def sized(there: RemoteShard, shard: ListedShard) -> RemoteShard:
-        if not shard.packing and there.nbytes != shard.nbytes:
+        if not shard.compression and there.nbytes != shard.nbytes:
             raise ShardCorrupt(
                 f"{there.url}: has {there.nbytes} bytes, and {INDEX_NAME} says {shard.nbytes}: one of them is of another version"
             )
@@ -167,8 +167,8 @@ def _named_by_index(store: Store, asked: ShardFormat | None) -> Shards:
             nbytes=shard.nbytes,
             num_samples=shard.num_samples,
             format=index.layout,
-            packing=shard.packing,
-            packed_nbytes=there.nbytes,
+            compression=shard.compression,
+            compressed_nbytes=there.nbytes,
         )
 
     there = _looked_up([(store, checked_key(shard.key, where)) for shard in index.shards])
@@ -195,7 +195,7 @@ def shards_of_urls(
     given = [split_query(name) for name in shard_paths(urls)]
     names = [name for name, _ in given]
     asked = None if layout is None else layout_named(layout)
-    kinds = {name: layout_of(packing_of(name)[0]) for name in names}
+    kinds = {name: layout_of(split_compression(name)[0]) for name in names}
     folders = [name for name, kind in kinds.items() if kind is None]
     if folders and len(names) > 1 and asked is None:
         raise ValueError(

@@ -155,7 +155,7 @@ class LocalShards:
     def _indexed(self, number: int) -> Any:
         shard = self.shards.all[number]
         is_known = shard.has_index or os.path.exists(f"{self._indexes_folder}/{name_of(shard)}.index")
-        is_needed = self.keeps_all or bool(shard.packing)  # the whole shard will be fetched in any case
+        is_needed = self.keeps_all or bool(shard.compression)  # the whole shard will be fetched in any case
         copy = self.copy(number) if shard.index is None and is_needed and not is_known else None
         return fetch_index(self.shards, shard, self._indexes_folder, copy)
 
@@ -199,10 +199,10 @@ class LocalShards:
         if held is not None:
             return held[0]
         if not self.keeps_all and number not in self._places:
-            if not self.shards.all[number].packing:
+            if not self.shards.all[number].compression:
                 return None
             self._let_go(self._copies.keys() - set(self._wanted))  # it must be decompressed whole, and replaces another one
-        if monotonic() < self._full_until and not self.shards.all[number].packing:
+        if monotonic() < self._full_until and not self.shards.all[number].compression:
             return None
         try:
             try:

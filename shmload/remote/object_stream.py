@@ -15,7 +15,7 @@ from itertools import islice
 from typing import Any
 
 from shmload.errors import ObjectMissing
-from shmload.formats.compression import packing_of
+from shmload.formats.compression import split_compression
 from shmload.formats.file_names import is_hidden
 from shmload.formats.known_formats import layout_of
 from shmload.formats.plain_files import PlainFiles
@@ -104,7 +104,7 @@ class ObjectStream:
                 raise ObjectMissing(f"{self._store.url}: contains no samples: {what}; give the folder that they are in")
 
     def _sample(self, found: StoredObject) -> dict[str, Any]:
-        if not isinstance(layout_of(packing_of(found.key)[0]), PlainFiles | None):
+        if not isinstance(layout_of(split_compression(found.key)[0]), PlainFiles | None):
             raise ValueError(
                 f"{self._store.url}/{found.key} is a shard of many samples, and here each object is one: read it by RemoteDataset, "
                 "which `shmload pack` does without --in-order"

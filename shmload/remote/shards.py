@@ -33,8 +33,8 @@ class RemoteShard:
         etag: ETag of the object; "" if the manifest identifies it.
         num_samples, crc32c, index: from the manifest; None without one.
         format: the format of its samples.
-        packing: its compression, or "" if it is not compressed.
-        packed_nbytes: size of the stored object if it is compressed.
+        compression: its compression, or "" if it is not compressed.
+        compressed_nbytes: size of the stored object if it is compressed.
         has_index: whether there is an index next to it, made by `shmload index`.
     """
 
@@ -46,8 +46,8 @@ class RemoteShard:
     crc32c: str | None = None
     index: IndexEntry | None = None
     format: ShardFormat = TAR
-    packing: str = ""
-    packed_nbytes: int = 0
+    compression: str = ""
+    compressed_nbytes: int = 0
     has_index: bool = False
 
     @property
@@ -57,7 +57,7 @@ class RemoteShard:
     @property
     def stored_nbytes(self) -> int:
         """Return the size of the object in the store."""
-        return self.packed_nbytes if self.packing else self.nbytes
+        return self.compressed_nbytes if self.compression else self.nbytes
 
     @property
     def version(self) -> str:
@@ -159,7 +159,7 @@ class Shards:
     def too_large(self, nbytes: int) -> RemoteShard | None:
         """Return a compressed shard that is larger than `nbytes` uncompressed, or None."""
         large = np.flatnonzero(self.sizes > nbytes)
-        return next((self.all[number] for number in large.tolist() if self.all[number].packing), None)
+        return next((self.all[number] for number in large.tolist() if self.all[number].compression), None)
 
     def gone(self, shard: RemoteShard, error: Exception) -> Exception:
         """Return the error to raise for a shard that is missing or has changed. Reads the manifest to determine the cause.

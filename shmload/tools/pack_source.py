@@ -37,7 +37,7 @@ def dataset_of(source: str, layout: str | None = None) -> Any:
         OSError, ValueError: it does not exist, or is of a kind that cannot be packed.
     """
     from shmload.formats.braces import shard_paths
-    from shmload.formats.compression import packing_of
+    from shmload.formats.compression import split_compression
     from shmload.formats.known_formats import layout_of, recognize_path
     from shmload.formats.paths import expanded
     from shmload.formats.plain_files import PlainFiles
@@ -55,7 +55,7 @@ def dataset_of(source: str, layout: str | None = None) -> Any:
         is_dataset = not isinstance(made, type) and (is_map_style(made) or is_iterable(made))
         return made if is_dataset else call(made, {}, source, what="SOURCE")
     paths = shard_paths(source) if "{" in source else expanded(source, "sample", beside=(".index", ".shmload-index"))
-    if all(layout_of(packing_of(path)[0]) not in (None, Tar(), TFRecords(), PlainFiles()) for path in paths):
+    if all(layout_of(split_compression(path)[0]) not in (None, Tar(), TFRecords(), PlainFiles()) for path in paths):
         return _of_shards([os.path.abspath(path) for path in paths])
     kind = recognize_path(Path(paths[0]))[0]
     if isinstance(kind, Tar):
@@ -126,7 +126,7 @@ def _check_endings(folder: str, names: Iterable[str]) -> None:
 
 def _holds_shards(folder: str) -> bool:
     """Return whether a folder is a dataset of shards, not of images."""
-    from shmload.formats.compression import packing_of
+    from shmload.formats.compression import split_compression
     from shmload.formats.file_names import is_hidden
     from shmload.formats.index_json import INDEX_NAME
     from shmload.formats.known_formats import layout_of
@@ -134,7 +134,7 @@ def _holds_shards(folder: str) -> bool:
     from shmload.remote.manifest import MANIFEST_NAME
 
     names = [name for name in os.listdir(folder) if not is_hidden(name)]
-    kinds = [layout_of(packing_of(name)[0]) for name in names]
+    kinds = [layout_of(split_compression(name)[0]) for name in names]
     return bool({MANIFEST_NAME, INDEX_NAME} & set(names)) or any(each not in (None, PlainFiles()) for each in kinds)
 
 

@@ -424,7 +424,7 @@ STORAGE_DEFECTS = [
         "A15",
         "compressed shards are recognized by name alone",
         "_sized",
-        Replace("is_unnamed and not packing", "False"),
+        Replace("is_unnamed and not compression", "False"),
         ("tests/remote/test_unnamed_compression.py::test_compressed_shards_without_a_suffix_are_decompressed",),
     ),
     Defect(

@@ -66,7 +66,7 @@ def test_compressed_shard_after_plain_ones_is_an_error_with_a_remedy(layout: str
     path = shards(tmp_path, layout)[1]
     path.write_bytes(COMPRESS[kind](path.read_bytes()))
     with pytest.raises(
-        ShardCorrupt, match=rf"1\.{layout}: is compressed .{kind}., and its name does not say so: end the names of .* in \.{kind}"
+        ShardCorrupt, match=rf"1\.{layout}: is compressed .{kind}., which its name does not show: end the names of .* in \.{kind}"
     ):
         list(RemoteDataset.from_urls(str(tmp_path)))
 
@@ -74,7 +74,7 @@ def test_compressed_shard_after_plain_ones_is_an_error_with_a_remedy(layout: str
 def test_tar_files_that_are_all_compressed_are_an_error_with_a_remedy(tmp_path: Path) -> None:
     for path in shards(tmp_path, "tar"):
         path.write_bytes(gzip.compress(path.read_bytes()))
-    with pytest.raises(ShardCorrupt, match=r"[01]\.tar: is compressed .gz., and its name does not say so"):
+    with pytest.raises(ShardCorrupt, match=r"[01]\.tar: is compressed .gz., which its name does not show"):
         list(RemoteDataset.from_urls(str(tmp_path)))
 
 

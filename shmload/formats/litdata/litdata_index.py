@@ -23,13 +23,13 @@ def listed_chunks(index: Mapping[str, Any]) -> list[ListedShard]:
     """Return the chunks that an index.json lists."""
     config, loader = index["config"], item_loader_of(index)
     is_whole = config.get("compression_level") in (None, "chunk") and loader != PARQUET_LOADER
-    packing = "zst" if str(config.get("compression") or "").startswith("zstd") and is_whole else ""
+    compression = "zst" if str(config.get("compression") or "").startswith("zstd") and is_whole else ""
     return [
         ListedShard(
             str(chunk["filename"]),
             int(chunk["chunk_bytes"]),
             None if loader == TOKENS_LOADER else int(chunk["chunk_size"]),
-            packing,
+            compression,
         )
         for chunk in index["chunks"]
     ]

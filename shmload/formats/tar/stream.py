@@ -78,9 +78,9 @@ def _members(path: str) -> Iterator[tuple[str, str, int, bytes]]:
     """Yield (key, extension, offset of the header, payload) of every member that belongs to a sample."""
     headers = tar.TarHeaders()
     with open(path, "rb") as raw:
-        packing = compression_of(raw.read(MAGIC_NBYTES))
+        compression = compression_of(raw.read(MAGIC_NBYTES))
         raw.seek(0)
-        file = expanded_file(packing, raw) if packing else raw
+        file = expanded_file(compression, raw) if compression else raw
         at = 0
         while (kind := headers.read_header(_exactly(file, BLOCK, path, at))) != tar.END:
             if kind < 0:

@@ -19,7 +19,7 @@ from typing import Any
 
 from shmload._core.tar import split_name
 from shmload.formats.atomic_write import AtomicWriter, check_replaceable, make_half
-from shmload.formats.compression import packing_of
+from shmload.formats.compression import split_compression
 from shmload.formats.tar.encoders import encode
 from shmload.formats.tar.shard_index import BLOCK, KEY
 
@@ -116,7 +116,7 @@ class TarWriter(AtomicWriter):
     ) -> None:
         self._pattern = os.fspath(path)
         self._is_pattern = _NUMBER.search(self._pattern) is not None
-        if (kind := packing_of(self._pattern)[1]) not in ("", "gz", "bz2", "xz"):
+        if (kind := split_compression(self._pattern)[1]) not in ("", "gz", "bz2", "xz"):
             raise ValueError(
                 f"TarWriter compresses with gzip, bzip2 or xz, not as .{kind}; got {path!r}: compress a .tar afterward"
             )
@@ -184,7 +184,7 @@ class TarWriter(AtomicWriter):
         fd, self._temporary = make_half(path)
         raw = open(fd, "wb", buffering=1 << 20)  # noqa: SIM115  # closed with the shard
         self._files = [raw]  # in the order in which they are closed
-        if (kind := packing_of(path)[1]) == "gz":
+        if (kind := split_compression(path)[1]) == "gz":
             self._files.insert(0, gzip.GzipFile("", "wb", 6, raw, 0))
         elif kind:
             self._files.insert(0, (bz2.BZ2File if kind == "bz2" else lzma.LZMAFile)(raw, "wb"))

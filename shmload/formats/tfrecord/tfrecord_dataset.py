@@ -20,7 +20,7 @@ from shmload.formats.tfrecord.record_fields import RecordField, fields_of
 from shmload.formats.tfrecord.record_file import FOREIGN_SUFFIXES, SUFFIX, RecordFile
 from shmload.formats.tfrecord.record_values import decode_into, decoded, memory_of, rows_written, text_value
 
-_ENDINGS = tuple(f".tfrecord{s}{packing}" for s in ("", "s") for packing in ("", ".gz", ".zz"))
+_ENDINGS = tuple(f".tfrecord{s}{compression}" for s in ("", "s") for compression in ("", ".gz", ".zz"))
 COMPRESSIONS = ("auto", "none", "gzip", "zlib")
 FORMS = ("raw", "example", "sequence")
 LEVELS = ("none", "length", "all")

@@ -182,11 +182,11 @@ indexes = st.builds(IndexEntry, texts, sizes, texts)
 def test_shard_table_has_all_shards(data: st.DataObject) -> None:
     store = LocalStore(Path("/"))
     values = (st.one_of(st.none(), kind) for kind in (sizes, texts, indexes))
-    row = st.builds(RemoteShard, st.just(store), texts, sizes, texts, *values, packing=st.sampled_from(["", "zst"]))
+    row = st.builds(RemoteShard, st.just(store), texts, sizes, texts, *values, compression=st.sampled_from(["", "zst"]))
     shards = data.draw(st.lists(row, min_size=1, max_size=8))
     table = ShardTable(shards)
     for again in (table, pickle.loads(pickle.dumps(table))):
-        assert [(shard.key, shard.index, shard.packing) for shard in again] == [(s.key, s.index, s.packing) for s in shards]
+        assert [(shard.key, shard.index, shard.compression) for shard in again] == [(s.key, s.index, s.compression) for s in shards]
         assert again[-1].key == shards[-1].key
         assert [shard.nbytes for shard in again[1:3]] == [shard.nbytes for shard in shards[1:3]]
         with pytest.raises(IndexError):

@@ -122,11 +122,16 @@ def replayed(origin: Origin, generator: torch.Generator | None, of_sampler: torc
         generator, of_sampler: the loader's own and the sampler's own, which keep the states after the draws.
     """
     with generators_kept():
-        torch.set_rng_state(origin.of_torch)
-        random.setstate(origin.of_python)
-        np.random.set_state(origin.of_numpy)
+        set_global(origin)
         set_own(origin, generator, of_sampler)
         yield
+
+
+def set_global(origin: Origin) -> None:
+    """Set the global generators to their states in `origin`."""
+    torch.set_rng_state(origin.of_torch)
+    random.setstate(origin.of_python)
+    np.random.set_state(origin.of_numpy)
 
 
 def set_own(origin: Origin, generator: torch.Generator | None, of_sampler: torch.Generator | None) -> None:

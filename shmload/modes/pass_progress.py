@@ -66,6 +66,8 @@ class PassProgress:
         is_finished: whether the pass has reached its end.
         is_always_current: whether each state takes a snapshot of its own; `delivered` need not be called then.
         fetcher: with num_workers=0, torch's own reader, which has the dataset and its iterator.
+        began_at: with num_workers=0 and an iterable dataset, the global generators' states when the pass began; otherwise None. The
+            dataset may draw from them when a resumed pass reads it again.
     """
 
     def __init__(
@@ -84,6 +86,7 @@ class PassProgress:
         self._first_notes = list(self._notes)  # the notes at the beginning of the pass
         self._is_current = [True] * self._num_workers
         self.fetcher: Any = None
+        self.began_at: Origin | None = None
         self.last_worker = self._num_workers - 1  # the one whose batch was delivered last
         self.num_delivered = 0
         self.is_finished = False
@@ -194,6 +197,8 @@ class PassProgress:
         snapshot = copy.deepcopy(own_states(fetcher.dataset, iterator, has_ended=has_ended))
         if self._is_iterable and self.sampler.num_taken == 0 and "dataset" in snapshot:
             snapshot["is_over"] = True  # the dataset may still have the state of the last pass's end
+        if self.began_at is not None and not has_own_states([snapshot]):
+            snapshot["generators"] = self.began_at.dumps(is_torch_enough=False)
         return snapshot
 
 

@@ -15,6 +15,7 @@ from shmload.engine.iterator_lock import IteratorLock
 from shmload.engine.outcome import NOTHING, Outcome
 from shmload.metrics import irregular_files
 from shmload.modes.default_collate import collated
+from shmload.modes.draw_origin import Origin, origin_of, set_global
 from shmload.modes.fetched_samples import FetchedSamples
 from shmload.modes.inline_reader import InlineReader
 from shmload.modes.pass_context import PassContext
@@ -50,8 +51,13 @@ class TorchInlineIterator(TorchPass, SingleProcessIterator):
         resumed = ((state or {}).get("workers") or [{}])[0]
         is_resumed = state is not None and not state["is_finished"]
         start = SamplerStart(config.index_sampler, config.generator, is_resumed=is_resumed)
+        began_at = origin_of(None) if config.is_iterable else None
         with generators_kept() if is_resumed else nullcontext():
+            if "generators" in resumed and is_resumed:
+                began_at = Origin.loads(resumed["generators"])
+                set_global(began_at)
             super().__init__(loader)
+            self._after_start = origin_of(None) if is_resumed and config.is_iterable else None
             reader = self._reader_of_sampler(start, config.generator, every=1, seed_between=True)
         job = self._job = config.job()
         self._bad_samples = passes.builder.bad_samples
@@ -76,7 +82,7 @@ class TorchInlineIterator(TorchPass, SingleProcessIterator):
             self._reader.base_seed = base_seed
         self._num_again = 0  # orders taken twice, because a resumed pass reads their batches of an iterable dataset again
         self.progress = passes.progress = PassProgress(config, reader, base_seed, self._shared_seed, num_workers=0)
-        self.progress.fetcher = self._dataset_fetcher
+        self.progress.fetcher, self.progress.began_at = self._dataset_fetcher, began_at
         if state is not None:
             self._go_on(state, resumed)
         self._begin_record(passes)
@@ -103,9 +109,12 @@ class TorchInlineIterator(TorchPass, SingleProcessIterator):
     def _read_again(self, num_batches: int) -> None:
         """Read `num_batches` batches of an iterable dataset again, without yielding them.
 
-        What they draw from the global generators had been drawn before the program saved these.
+        They draw from the global generators what the saved run drew, if the program draws nothing between batches. Afterward the
+        generators are restored.
         """
         with self.progress.reading_again(), generators_kept():
+            if self._after_start is not None:
+                set_global(self._after_start)
             for _ in range(num_batches):
                 with suppress(Exception):  # the saved run lost it as well
                     next(self)

@@ -34,6 +34,7 @@ def load_own_states(dataset: Any, snapshot: Snapshot) -> None:
 
 # "dataset", "iterator": the user's own states, if they have any
 # "streams": see GeneratorStreams.positions
+# "generators": see PassProgress.began_at
 # "has_ended": the last batch has exhausted the iterator
 # between passes: "last_iterator": the state of the last pass's iterator; "is_over": see IterablePass
 Snapshot = dict[str, Any]

@@ -249,6 +249,13 @@ STATE_DEFECTS = [
     ),
     Defect(
         "N1",
+        "without workers, an iterable is read again with the generators of the checkpoint",
+        "TorchInlineIterator._read_again",
+        Replace("self._after_start is not None", "False"),
+        (f"{RESUME}torch_mode.py::test_buffer_that_draws_from_global_generators_is_filled_as_in_the_saved_run[random-0]",),
+    ),
+    Defect(
+        "N1",
         "workers without a snapshot to report have none",
         "TorchIterator._count_order",
         Replace("received.note is not NO_NEWS or not progress.is_always_current", "received.note is not NO_NEWS"),

@@ -553,3 +553,41 @@ def test_state_after_an_interrupt_has_the_interrupted_batch_to_come(seed: int | 
     resumed.dataset.is_over = True
     resumed.load_state_dict(loader.state_dict())
     assert got + [number for batch in resumed for number in batch.tolist()] == list(range(12))
+
+
+class ShuffleBuffer(torch.utils.data.IterableDataset):
+    """Numbers that pass through a buffer from which `random`, numpy and torch choose."""
+
+    def __init__(self, draw: Callable[[int], int]) -> None:
+        self.draw = draw
+
+    def __iter__(self) -> Iterator[int]:
+        held = list(range(5))
+        for number in range(5, 24):
+            at = self.draw(5)
+            yield held[at]
+            held[at] = number
+        yield from held
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize(
+    "draw", [random.randrange, np.random.randint, lambda end: int(torch.randint(end, ()))], ids=["random", "numpy", "torch"]
+)
+def test_buffer_that_draws_from_global_generators_is_filled_as_in_the_saved_run(
+    draw: Callable[[int], int], num_workers: int
+) -> None:
+    with ShmLoader(ShuffleBuffer(draw), 3, num_workers=num_workers) as loader:
+        batches = iter(loader)
+        for _ in range(4):
+            next(batches)
+        state = loader.state_dict()
+        saved = random.getstate(), np.random.get_state(), torch.get_rng_state()
+        expected = [batch.tolist() for batch in batches]
+    random.seed(1)
+    with ShmLoader(ShuffleBuffer(draw), 3, num_workers=num_workers) as resumed:
+        random.setstate(saved[0])
+        np.random.set_state(saved[1])
+        torch.set_rng_state(saved[2])
+        resumed.load_state_dict(state)
+        assert [batch.tolist() for batch in resumed] == expected

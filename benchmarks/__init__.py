@@ -1,1 +1,1 @@
-"""Questions about speed, one a file. From the project's root: python -m benchmarks, or python -m benchmarks.photos."""
+"""Benchmarks, one per file. In the project's root, run `python -m benchmarks`, or one of them as `python -m benchmarks.photos`."""

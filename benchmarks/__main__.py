@@ -1,4 +1,4 @@
-"""All benchmarks, one after another; prints one table.  python -m benchmarks [--json FILE]"""
+"""Run all benchmarks, one after another, and print one table: `python -m benchmarks [--json FILE]`."""
 
 import importlib
 

@@ -1,25 +1,26 @@
-"""Is anything slower than in the last release? Runs every benchmark on this tree and on an earlier one.
+"""Compare this tree with an earlier one: run every benchmark on both, and report the rows that have become slower.
 
     python -m benchmarks.against                         the newest tag, else the commit that last changed the version
     python -m benchmarks.against v0.1.0 --only tar,photos --rounds 5
-    python -m benchmarks.against --json run.json --write      and writes docs/measurements.md and the tables of figures
-    python -m benchmarks.against --only tar --write           and renews there what it has measured
-    python -m benchmarks.against --json run.json --continue   measures what a run of the same trees that was stopped has not
-    python -m benchmarks.against --from run.json --write      measures nothing
+    python -m benchmarks.against --json run.json --write      also write docs/measurements.md and the tables of figures
+    python -m benchmarks.against --only tar --write           update only the sections of the benchmarks that have run
+    python -m benchmarks.against --json run.json --continue   complete a stopped run of the same trees
+    python -m benchmarks.against --from run.json --write      write a saved run into the pages, and measure nothing
 
-Method: the earlier tree is a git worktree in a temporary folder, compiled by this interpreter. It gets this tree's benchmarks/
-and tests/, so both run the same benchmarks; if they cannot be imported there, it runs its own, and rows of one name are compared.
-A benchmark runs on both trees in each round, in a fresh process each time; which tree is first alternates. Do not change the tree
-during a run.
+Method: The earlier tree is a git worktree in a temporary folder, compiled by this interpreter. It gets a copy of this tree's
+benchmarks/ and tests/, so that both trees run the same benchmarks. If these cannot be imported there, it runs its own
+benchmarks, and rows with the same name are compared. In each round, a benchmark runs on both trees, in a fresh process each
+time; which tree is first alternates. Do not change the tree during a run.
 
-How to read: now over before, within a round; the median of these ratios, the lowest and the highest. A row has changed if the
-ratios of all rounds are on one side of 1 and their median is more than 5 % away from it. By chance, three rounds are on one side
-once in four times. So a benchmark with a row that seems to be worse is repeated until no row does, or for as many rounds again,
-and all rounds count; by chance, six are on one side once in 32 times. Rows that seem `better` are not repeated. Fewer than three
-rounds are not judged. The aim defines what is better: `<=` and `<` want less, `>=` and `>` more.
+How to read: Each row shows this tree's figure over the earlier tree's within a round: the median of these ratios, the lowest
+and the highest. A row has changed if the ratios of all rounds are on one side of 1 and their median is more than 5 % away from
+it. By chance, three rounds are on one side once in four times. Therefore a benchmark with a row that seems to be worse is
+repeated until no row does, or for as many rounds again, and all rounds count; by chance, six rounds are on one side once in 32
+times. Rows that seem better are not repeated. Fewer than three rounds are not judged. The aim of a row defines which direction
+is better: `<=` and `<` mean less, `>=` and `>` mean more.
 
-Exits with 1 if a row is worse or a benchmark fails on this tree. A benchmark that does not run on the earlier tree is not a
-failure.
+The command exits with 1 if a row is worse or a benchmark fails on this tree. It is not a failure if a benchmark does not run on
+the earlier tree.
 """
 
 import argparse
@@ -52,7 +53,7 @@ from shmload.tools.bench.spread import Spread
 
 ROOT = Path(__file__).resolve().parents[1]
 TREES = ("now", "before")
-GIVEN = ("benchmarks", "tests")  # copied from this tree to the earlier one; some benchmarks start servers with the tests' kits
+GIVEN = ("benchmarks", "tests")  # copied from this tree to the earlier one; some benchmarks start servers with modules of tests/
 MIN_ROUNDS, BEYOND = 3, 1.05
 INSTALL = "`.venv/bin/pip install -q -c constraints.txt -e '.[dev]'` in the clone"  # as in README.md
 DEADLINE_S = 3600.0
@@ -67,12 +68,12 @@ class Run:
     has_failed: bool = False
 
 
-Runs = Mapping[str, Sequence[Run]]  # of a benchmark: round by round, for each of TREES
+Runs = Mapping[str, Sequence[Run]]  # the runs of one benchmark: tree (of TREES) -> one run per round
 
 
 @dataclass
 class Comparison:
-    """All runs, and their conditions."""
+    """All runs of a comparison, and their conditions."""
 
     conditions: dict[str, Any]
     runs: dict[str, dict[str, list[Run]]] = field(default_factory=dict)
@@ -94,7 +95,7 @@ class Comparison:
         return {name: lines_of(runs) for name, runs in self.runs.items()}
 
     def notes(self) -> dict[str, str]:
-        """Returns, by benchmark, why it has no results at all or none of the earlier tree."""
+        """Returns a dict: benchmark -> why it has no results on this tree or on the earlier one."""
         found = {}
         for name, runs in self.runs.items():
             if text := failure(runs["now"]):
@@ -104,7 +105,7 @@ class Comparison:
         return found
 
     def complaints(self) -> list[str]:
-        """Returns the reasons for the command to fail."""
+        """Returns the reasons why the command fails; empty if it succeeds."""
         failed = [
             f"{name} fails: {failure(runs['now'])}" for name, runs in self.runs.items() if any(r.has_failed for r in runs["now"])
         ]
@@ -113,7 +114,7 @@ class Comparison:
 
 
 def failure(runs: Sequence[Run]) -> str:
-    """Returns why a tree has no rows; empty if it has some."""
+    """Returns why a tree has no rows; empty if it has rows."""
     return next((run.why for run in runs if not run.rows), "")
 
 
@@ -162,7 +163,7 @@ def run_once(name: str, tree: Path, seconds: float, number: int) -> Run:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=said,
-            start_new_session=True,  # all processes that it leaves are ended with it
+            start_new_session=True,  # so that all processes that it starts can be stopped together
         )
         try:
             process.wait(DEADLINE_S)
@@ -185,14 +186,14 @@ def run_once(name: str, tree: Path, seconds: float, number: int) -> Run:
 
 
 def environment(tree: Path) -> dict[str, str]:
-    """Returns the environment in which every process imports the tree's packages, wherever shmload is installed."""
+    """Returns an environment in which every process imports the packages of `tree`, even if shmload is installed elsewhere."""
     return {**os.environ, "PYTHONPATH": str(tree)}
 
 
 def rounds_of(
     name: str, trees: Mapping[str, Path], settings: Settings, bar: Bar, run: Callable[[str, Path, float, int], Run] = run_once
 ) -> dict[str, list[Run]]:
-    """Runs all rounds of a benchmark. A tree on which it fails is not tried again."""
+    """Runs all rounds of a benchmark. If it fails on a tree, it is not run there again."""
     runs: dict[str, list[Run]] = {tree: [] for tree in TREES}
     for number in range(2 * settings.rounds):
         if number >= settings.rounds and not any(line.word == "worse" for line in lines_of(runs)):
@@ -218,7 +219,7 @@ def git(*words: str, root: Path = ROOT) -> str:
 
 
 def last_release(root: Path = ROOT) -> str:
-    """Returns the newest tag of this history, else the commit that last changed the version."""
+    """Returns the newest tag of this history, or else the commit that last changed the version."""
     if git("tag", "--merged", root=root):
         return git("describe", "--tags", "--abbrev=0", root=root)
     return git("log", "-1", "--format=%h", "-G^version = ", "--", "pyproject.toml", root=root)
@@ -226,7 +227,7 @@ def last_release(root: Path = ROOT) -> str:
 
 @contextmanager
 def earlier(revision: str, root: Path = ROOT) -> Iterator[Path]:
-    """Yields a compiled tree of a revision, with this tree's benchmarks, or its own if those cannot be imported there."""
+    """Yields a compiled tree of a revision. It contains this tree's benchmarks, or its own if these cannot be imported there."""
     with tempfile.TemporaryDirectory(prefix="shmload-before-") as folder:
         tree = Path(folder, "tree")
         git("worktree", "add", "--detach", str(tree), revision, root=root)
@@ -244,7 +245,7 @@ def earlier(revision: str, root: Path = ROOT) -> Iterator[Path]:
 
 
 def build(tree: Path) -> None:
-    """Compiles a tree in place and checks that its package is the one that is imported.
+    """Compiles a tree in place, and checks that Python imports the package from it.
 
     Raises:
         SystemExit: the tree cannot be compiled.
@@ -285,12 +286,12 @@ def show(name: str, comparison: Comparison, to: Console) -> None:
 def compare(
     revision: str, names: Sequence[str], settings: Settings, path: Path | None, kept: Comparison | None = None
 ) -> Comparison:
-    """Builds both trees and runs the benchmarks; prints the results so far, and saves them to `path`, after each.
+    """Builds both trees and runs the benchmarks. After each one, prints its results and saves all results to `path`.
 
     Args:
-        kept: an interrupted run; its results are not measured again.
+        kept: an interrupted run, whose results are not measured again.
     Raises:
-        SystemExit: that run was of other trees or settings.
+        SystemExit: `kept` is a run of other trees or settings.
     """
     commit = git("rev-parse", "--short", revision)
     comparison = Comparison(
@@ -316,7 +317,7 @@ def compare(
         with earlier(revision) as tree:
             for name in names:
                 comparison.runs[name] = rounds_of(name, {"now": ROOT, "before": tree}, settings, bar)
-                comparison.save(path)  # an interrupted run keeps its results
+                comparison.save(path)  # so that an interrupted run keeps its results
                 show(name, comparison, console())
                 bar.advance()
     return comparison

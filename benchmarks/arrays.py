@@ -1,18 +1,19 @@
-"""Rows of 64 float32 and a label from arrays in memory, shuffled, batches of 1,024: what does a row cost?
+"""Measure the CPU time per row of reading arrays in memory: 64 float32 and a label, shuffled, in batches of 1,024.
 
-Method: 400,000 rows (100 MiB, from random numbers); 2 forked workers, loaders in turn in fresh processes. shmload reads an
-ArrayDataset, and torch's TensorDataset unchanged; torch's DataLoader reads that TensorDataset; a plain thread pool in the trainer
-fills batches through the ArrayDataset's `read_batch_into`.
+Method: 400,000 rows of random numbers (100 MiB); 2 forked workers; loaders take turns in fresh processes. shmload reads an
+ArrayDataset, and also torch's TensorDataset unchanged. torch's DataLoader reads the same TensorDataset. A plain thread pool in
+the trainer fills batches with the ArrayDataset's `read_batch_into`.
 
-How to read: CPU microseconds a row over all processes, trainer and workers.
+How to read: The figures are CPU microseconds per row over all processes, trainer and workers.
 
-Predicted: shmload 0.10 us (0.04 for a gather that mostly waits for memory, 0.04 for faults and the engine's 40 us a batch, 0.02 for
-torch's own sampler), TensorDataset the same; torch 8 (two tensors made a row, stacked, sent); threads 0.1.
+Predicted: shmload 0.10 us (0.04 for a gather that mostly waits for memory, 0.04 for page faults and the engine's 40 us per
+batch, 0.02 for torch's own sampler); TensorDataset the same; torch 8 (it makes two tensors per row, stacks them and sends
+them); threads 0.1.
 
 Result (2 cores, 2 workers, 2 rounds): shmload 0.178 us, TensorDataset 0.176, torch 6.0, threads 0.323. The aim of 0.12 was set
-when threads took 0.15, i.e. 0.8 of that: missed in absolute figures, 0.55 in proportion. The trainer accounts for 0.035 (0.07
-before torch's permutation was drawn without its spinning threads), workers for 0.095 to 0.115; in a worker, copying random rows
-is half, the rest is claiming, finishing, sleeping and waking.
+when threads took 0.15, i.e. 0.8 of that. shmload misses it in absolute figures, but takes only 0.55 of what threads take. The
+trainer accounts for 0.035 (0.07 before torch's permutation was drawn without its spinning threads), workers for 0.095 to 0.115.
+Half of a worker's time is copying random rows; the rest is claiming and finishing work, sleeping and waking up.
 """
 
 from typing import Any

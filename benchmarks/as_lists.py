@@ -1,22 +1,22 @@
-"""What do batches cost that are the list of their samples, as `collate_fn=list` gives them?
+"""Measure the cost of batches that are lists of samples, which `collate_fn=list` returns.
 
-Programs for detection and text often collate on their own, or deliver the samples as they are. Then a batch has no tensor to map:
-its structure, numbers, text and small arrays must be built in the trainer.
+Programs for detection and text often collate by themselves, or deliver the samples unchanged. Such a batch has no tensor to
+map: its structure, numbers, text and small arrays must be built in the trainer.
 
-Method: batches of 64 samples, 2 forked workers, torch mode, a fresh process a case, in turn. Samples: a dict of numbers and text;
-a tuple of a date and a number, which needs pickle; a dict of an array of 8 numbers and a number; an array of objects. The CPU
-clock of the consuming process per batch, and batches/s.
+Method: Batches of 64 samples, 2 forked workers, torch mode; each case runs in a fresh process, in turn. The samples are a dict
+of numbers and text; a tuple of a date and a number, which needs pickle; a dict of an array of 8 numbers and a number; and a
+dict of an array of objects and a number. The figures are the CPU time of the consuming process per batch, and batches/s.
 
-How to read: the ratios to torch, which pickles the list.
+How to read: Look at the ratios to torch, which pickles the list.
 
-Predicted: 0.3 to 0.5 of torch's trainer CPU, as one C function builds what torch unpickles, without a queue's locks and pipes; up
-to 1 where objects need pickle in both.
+Predicted: 0.3 to 0.5 of torch's trainer CPU, because one C function builds what torch unpickles, without a queue's locks and
+pipes; up to 1 for objects, which both must pickle.
 
-Result (2 cores, 2 workers, beside other programs, load 10, so the rates say little): torch's trainer CPU over shmload's 2.4, 2.0,
-2.3 and 0.9; samples/s over torch's 0.6, 0.9, 1.2 and 0.5, in the order of the samples above.
+Result (2 cores, 2 workers, beside other programs at load 10, so the rates mean little), in the order of the samples above:
+torch's trainer CPU over shmload's 2.4, 2.0, 2.3 and 0.9; samples/s over torch's 0.6, 0.9, 1.2 and 0.5.
 
-Before one function in C split and joined these batches, a trial program with 1 worker and the same kinds of samples measured 2.0
-to 4.1 times torch's trainer CPU and 0.17 to 0.49 of its batches/s.
+Before one function in C split and joined these batches, a trial program with 1 worker and the same kinds of samples measured
+2.0 to 4.1 times torch's trainer CPU and 0.17 to 0.49 of its batches/s.
 """
 
 from benchmarks.common import Result, Row, Settings, forked, in_turn, main, plain

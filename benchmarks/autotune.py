@@ -1,24 +1,29 @@
-"""How near does num_workers="auto" come to the best number, and are its batches the same?
+"""Measure how close num_workers="auto" comes to the best fixed number, and check that its batches are the same.
 
-Method: three workloads in seed mode, batch 8, prefetch "auto" against 2: samples that wait 10 ms under a training step of 10 ms
-(8 workers keep up), samples of 0.5 ms under a step of 20 ms (one is more than enough), and samples that compute for some
-milliseconds under no step. The step is slept. Fixed worker pools of 1, 2, 4 and 8 (where samples compute: 1 and 2) and auto take
-turns, each in a fresh process, in an order that alternates; auto may take 8 (SHMLOAD_MAX_WORKERS), or 2. Fixed worker pools are
-timed after a lead of 16 batches and a second, auto once it has changed nothing for five seconds and 80 batches: a change that is
-not urgent must be confirmed, which takes eight windows of at least half a second and 8 batches. The timed part takes two seconds
-or more, because batches of equal workers arrive in bursts. Every batch of every run is hashed, those during changes too.
+Method: Three workloads in seed mode with batches of 8: samples that wait 10 ms with a training step of 10 ms (8 workers keep
+up), samples of 0.5 ms with a step of 20 ms (one worker is more than enough), and samples that compute for some milliseconds
+without a step. The step sleeps. The prefetch is "auto" for auto, and 2 for fixed worker pools.
 
-How to read: a share of 1 is the best fixed worker pool of the same round. If the best worker pool is the largest one allowed,
-auto can only lose by its work in `next()`. The best of several is also the luckiest, so equal worker pools give less than 1 on a
-loaded machine.
+Fixed worker pools of 1, 2, 4 and 8 (where samples compute: 1 and 2) and auto take turns, each in a fresh process, in an order
+that alternates; auto may use up to 8 workers (SHMLOAD_MAX_WORKERS), or 2. Fixed worker pools are timed after a warm-up of 16
+batches and a second. Auto is timed once it has changed nothing for five seconds and 80 batches: a change that is not urgent
+must be confirmed, which takes eight windows of at least half a second and 8 batches. The timed part takes two seconds or more,
+because workers that are equally fast deliver batches in bursts. Every batch of every run is hashed, including those during
+changes.
 
-Predicted: 0.97 or more in all three: the controller stops growing when the trainer waits less than 4% of its time.
+How to read: A share of 1 is the rate of the best fixed worker pool of the same round. If the best worker pool is the largest
+one allowed, auto can only lose, by its work in `next()`. The best of several pools is also the luckiest, so on a loaded machine
+even equally good worker pools have shares of less than 1.
+
+Predicted: 0.97 or more in all three, because the controller stops adding workers once the trainer waits for less than 4 % of
+its time.
 
 Result (2 cores, loaded by other work, medians of 3 rounds, auto settled after three seconds without a change): 0.984, 0.979 and
-0.987 of the best fixed worker pool. Auto settled 6.4 s after the first batches when it grew from 1 worker to 8 (83 batches/s; the
-worst fixed worker pool 10), 1.4 s after them from 1 to 2 (34; 13), and changed nothing with one worker (47; 46). All batches were
-the same. With samples and steps of 5 ms, equal worker pools gave shares of 0.84 to 1.07 on the same machine. Auto's work in
-`next()` takes 48 ns per batch and about 150 us per window of half a second, 130 of them to read the amount of free memory.
+0.987 of the best fixed worker pool. Auto settled 6.4 s after the first batches when it grew from 1 worker to 8 (83 batches/s;
+the worst fixed worker pool 10), and 1.4 s after them when it grew from 1 to 2 (34; 13). It changed nothing where one worker was
+enough (47; 46). All batches were the same. With samples and steps of 5 ms, equally good worker pools had shares of 0.84 to 1.07
+on the same machine. Auto's work in `next()` takes 48 ns per batch, and about 150 us per window of half a second, of which 130
+us are spent on reading the amount of free memory.
 """
 
 import multiprocessing
@@ -36,10 +41,10 @@ from benchmarks.common import Result, Row, Settings, endless, in_order, main, re
 from shmload import ShmLoader
 
 BATCH = 8
-LEAD, LEAD_S = 16, 1.0  # number of batches and time before a fixed worker pool is timed
-REST_S, REST_BATCHES = 5.0, 80  # auto is settled after so long without a change: ten of its windows, and two looks take eight
-MOST_S = 60.0  # auto is timed after so long even if it still changes, and the row says so
-LEAST_S = 2.0  # of a timed part
+LEAD, LEAD_S = 16, 1.0  # warm-up of a fixed worker pool: number of batches, and seconds
+REST_S, REST_BATCHES = 5.0, 80  # auto is settled after both without a change: ten of its windows; confirming a change takes eight
+MOST_S = 60.0  # auto is timed after this time even if it is still changing, which the row reports
+LEAST_S = 2.0  # minimum duration of a timed part
 
 
 @dataclass(frozen=True)
@@ -60,7 +65,7 @@ LOADS = {
 
 
 class Samples:
-    """Samples that take a given time, and contain their index."""
+    """Samples that take a given time and contain their index."""
 
     def __init__(self, load: Load) -> None:
         self.load = load
@@ -79,7 +84,7 @@ class Samples:
 
 @dataclass
 class Run:
-    """The outcome of one configuration."""
+    """The result of one configuration."""
 
     rate: float  # batches per second
     num_workers: int
@@ -109,7 +114,7 @@ class Trainer:
 
 
 def run(load: Load, pool: int | Literal["auto"], seconds: float) -> Run:
-    """Runs one configuration; called in a process of its own."""
+    """Runs one configuration; called in its own process."""
     os.environ["SHMLOAD_MAX_WORKERS"] = str(max(load.pools))
     with ShmLoader(
         Samples(load),
@@ -131,7 +136,7 @@ def run(load: Load, pool: int | Literal["auto"], seconds: float) -> Run:
 
 
 def train_a_while(trainer: Trainer) -> float:
-    """Trains until a fixed worker pool is warm. Returns the time of its last change, 0."""
+    """Trains until a fixed worker pool is warm. Returns 0, the time of its last change."""
     began = time.perf_counter()
     while len(trainer.digests) < LEAD or time.perf_counter() - began < LEAD_S:
         trainer.step()
@@ -142,7 +147,7 @@ def train_until_settled(trainer: Trainer, loader: ShmLoader[Any]) -> tuple[float
     """Trains until auto has changed nothing for a while.
 
     Returns:
-        the seconds from the first batch to the last change, and whether nothing has changed since for long enough.
+        the seconds from the first batch to the last change, and whether auto has settled since then.
     """
     began = changed = time.perf_counter()
     newest, num_rested = [], 0
@@ -157,7 +162,7 @@ def train_until_settled(trainer: Trainer, loader: ShmLoader[Any]) -> tuple[float
 
 
 def alone(load: Load, pool: int | Literal["auto"], seconds: float) -> Run:
-    """Calls `run` in a process of its own, forked from one without a loader."""
+    """Calls `run` in its own process, forked from this one, which has no loader."""
     context = multiprocessing.get_context("fork")
     mine, its = context.Pipe(duplex=False)
     process = context.Process(target=_send, args=(its, load, pool, seconds))

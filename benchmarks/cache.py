@@ -1,22 +1,24 @@
-"""What does the local cache cost, and how well does it evict?
+"""Measure the cost of the local cache, and the hit rate of its eviction.
 
-Method: one process, a folder in memory, CPU time of its thread (without the disk's own time: ext4 here takes 1-2 ms to remove a
-file). `lease`: BudgetedFolder.lease and its release, one file after another of 10,000. `open`: Cache.open of a cached object, and
-its release. `publish`: reserve 1 KiB, write nothing, publish, in a full folder of 10,000 files, so each evicts the oldest; for
-comparison, the same while another user has leased 8,000 files, and a listing of the folder, which the ledger avoids. Medians.
+Method: One process with a folder in memory; the CPU time of its thread is measured, without the disk's own time (ext4 takes 1-2
+ms on this machine to remove a file). `lease` is BudgetedFolder.lease and its release, for one file of 10,000 after another.
+`open` is Cache.open of a cached object, and its release. `publish` reserves 1 KiB, writes nothing, and publishes, in a full
+folder of 10,000 files, so that each call evicts the oldest file. For comparison, the same is measured while another user has
+leased 8,000 files, and a listing of the folder, which the ledger makes unnecessary, is timed. The figures are medians.
 
-Eviction: 400 shards of one size, shuffled differently for each of two epochs, divided among 4 ranks that advance at the same pace
-over one folder with room for half of them. The share of openings that found their shard, with the schedule announced, with
-nothing announced (least recently used), and the share with the best possible eviction (Belady's, over the ranks' openings in
-their order).
+Eviction: 400 shards of one size, shuffled differently for each of two epochs, are divided among 4 ranks, which advance at the
+same pace and share one folder with room for half of the shards. The figure is the share of openings that find their shard in
+the cache: with the schedule announced, with nothing announced (least recently used), and with the best possible eviction
+(Belady's algorithm over the ranks' openings in their order).
 
-How to read: in the first epoch nothing is cached yet, so the best possible is a quarter: half of the second epoch.
+How to read: Nothing is cached yet in the first epoch, so the best possible share is a quarter: half of the second epoch.
 
-Predicted: lease 10 us, open 25 us, publish 0.15 ms, listing 25 ms; found: announced 25 %, as Belady's; least recently used 7.7 %
-(x (1 - y) > 1/2 for 15 % of the second epoch's openings, x being a shard's place in the first epoch and y in the second).
+Predicted: lease 10 us, open 25 us, publish 0.15 ms, listing 25 ms. Hits: announced 25 %, the same as Belady's; least recently
+used 7.7 % (x (1 - y) > 1/2 for 15 % of the second epoch's openings, where x is a shard's position in the first epoch and y its
+position in the second).
 
-Result (2 cores, busy with other work): lease 12.3 us, 10,000 at once 3.4 ms; open 21.2 us; publish 0.080 ms, beside 8,000 leases
-0.128; a listing 42 ms. Found: announced 25.0 %, Belady's 25.0 %, 40 steps announced 19.3 %, least recently used 7.9 %.
+Result (2 cores, busy with other work): lease 12.3 us, 10,000 at once 3.4 ms; open 21.2 us; publish 0.080 ms, with 8,000 leases
+0.128; a listing 42 ms. Hits: announced 25.0 %, Belady's 25.0 %, 40 steps announced 19.3 %, least recently used 7.9 %.
 """
 
 import os
@@ -51,7 +53,7 @@ def publish(folder: BudgetedFolder, name: str) -> None:
 
 
 def seconds(times: int, do: Callable[[int], object]) -> float:
-    """Returns the CPU seconds of one call; nothing here waits."""
+    """Returns the CPU seconds per call, which are also its duration because no call waits."""
     begin = thread_time()
     for number in range(times):
         do(number)
@@ -88,7 +90,7 @@ def fill(fd: int) -> None:
 
 
 def schedules(seed: int) -> list[list[str]]:
-    """Returns what each rank opens over two epochs."""
+    """Returns the shards that each rank opens over two epochs, in order."""
     rng, order = random.Random(seed), list(range(NUM_SHARDS))
     ranks: list[list[str]] = [[] for _ in range(NUM_RANKS)]
     for _ in range(2):

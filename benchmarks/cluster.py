@@ -1,18 +1,21 @@
-"""What does a worker pool of Ray actors bring, beside plain Ray, Ray Data, and workers of this machine?
+"""Measure a worker pool of Ray actors compared with plain Ray, Ray Data, and workers on this machine.
 
-Method: batches of 8 records of 1 MiB; every case in a fresh process, cases in turn, alternately forwards and backwards, on a real
-Ray cluster of this machine: of one node, and of two where all actors are on the other node, which then has its own /dev/shm, as a
-machine has (this requires root, or `unshare -rn` as below). `ray.get` is plain Ray with as many actors, four calls under way at
-each, whose batches stay in Ray's read-only memory. The seed's way is one actor per worker, two calls under way, tensors by
-pickle. Waiting: samples of 10 ms that cost no CPU. Where Ray cannot use this machine's own address, run it in a network of its
-own: `unshare -rn sh -c 'ip link set lo up; python -m benchmarks.cluster'`.
+Method: Batches of 8 records of 1 MiB. Every case runs in a fresh process, in turn, in an order that is reversed in every other
+round, on a real Ray cluster on this machine. One cluster has one node. The other has two nodes with all actors on the second
+one, which has its own /dev/shm, as a separate machine has (this requires root, or `unshare -rn` as below). `ray.get` is plain
+Ray with as many actors and four calls in flight for each; its batches stay in Ray's read-only memory. "The seed's way" is one
+actor per worker with two calls in flight, which sends tensors by pickle. "Waiting" has samples that take 10 ms and no CPU. If
+Ray cannot use this machine's own address, run the benchmark in its own network namespace:
 
-How to read: both nodes, all actors and the trainer share this machine's cores, so compare within a round; CPU seconds per GB are
-more reliable than rates. The trainer's CPU is that of its whole process, without its own reading of the batch and without the
-agent; the whole CPU includes the cluster.
+    unshare -rn sh -c 'ip link set lo up; python -m benchmarks.cluster'
 
-Shipping: seconds to the first batch from a dataset of 1 GB in one array, and of 8 KB, with one actor on the other node; beside
-ray.put and ray.get of the array there, in a connected process, and a task whose process has started.
+How to read: Both nodes, all actors and the trainer share this machine's cores, so compare figures within a round. CPU seconds
+per GB are more reliable than rates. The trainer's CPU is that of its whole process, without its own reading of the batch and
+without the agent. The total CPU includes the cluster.
+
+Shipping: The figures are the seconds to the first batch from a dataset of 1 GB in one array, and from one of 8 KB, with one
+actor on the other node. They are compared with ray.put and ray.get of the same array to that node, from a process that is
+already connected, to a task whose process has already started.
 
 Result (2 cores, quiet, two rounds of 1.5 s):
 | | actors | one node: MB/s | trainer s/GB | all s/GB | two nodes: MB/s | trainer s/GB | all s/GB |
@@ -27,13 +30,18 @@ Result (2 cores, quiet, two rounds of 1.5 s):
 | Ray Data | 2 | 180-234 | 2.1-2.9 | 6.9-9.0 | 168-184 | 2.6-2.8 | 9.1-10.3 |
 | torch, local | 2 | 1,314-1,395 | 0.10-0.11 | 1.25-1.36 | | | |
 | shmload, local | 2 | 22,006-27,811 | 0.004 | 0.07-0.09 | | | |
-The rows of shmload and ray.get are of later runs under `chrt -f 1`, one node beside other programs (load 11), the others of a run
-without. Over `ray.get` (medians of two ratios): two nodes 0.93, 0.96 with 1, 2 actors, and 0.98 with 4 in one round, in the other
-round, all processes competed (89 MB/s); one node 2.7 (2.0, 3.5), 2.3 (2.1, 2.5), 2.5 (2.4, 2.5): actors there write straight into
-the ring, where the agent's copy made it 0.91, 0.69, 0.76, and 3.0 of the seed's way. Two and four actors that wait: 1.00 and 1.01
-of linear (11.9 batches/s with one). Shipping 1 GB: 2.5-3.9 s, 8 KB 1.4-1.8 s, ray.put and ray.get 1.1-2.8 s, so 0.6 to 1.5 of it,
-median 1.0 of fourteen rounds beside other programs. All in the pickle: 5.9-6.3 s. The trainer waits for each batch of one or two
-actors; its code is not in the cache then, which costs about 200 us per batch.
+The rows of shmload and ray.get are from later runs under `chrt -f 1`, those of one node beside other programs (load 11); the
+other rows are from a run without it.
+
+Rate over `ray.get`'s (medians of two ratios): with two nodes, 0.93 and 0.96 for 1 and 2 actors, and 0.98 for 4 actors in one
+round; in the other round, all processes competed (89 MB/s). With one node 2.7 (2.0, 3.5), 2.3 (2.1, 2.5) and 2.5 (2.4, 2.5),
+because actors there write directly into the ring. Before, when the agent copied the batches, it was 0.91, 0.69 and 0.76, and
+3.0 over the seed's way. Two and four waiting actors: 1.00 and 1.01 of linear scaling (11.9 batches/s with one).
+
+Shipping took 2.5-3.9 s for 1 GB, 1.4-1.8 s for 8 KB, and 1.1-2.8 s by ray.put and ray.get. This is 0.6 to 1.5 times as long as
+ray.put and ray.get, with a median of 1.0 in fourteen rounds beside other programs. With the whole dataset in the pickle it took
+5.9-6.3 s. The trainer waits for each batch of one or two actors, and its code is then no longer in the cache, which costs about
+200 us per batch.
 """
 
 from __future__ import annotations
@@ -65,7 +73,7 @@ CASES: dict[str, list[tuple[str, int]]] = {
         *((name, 1) for name in ("ship", "ship nothing", "ray.put")),
     ],
 }
-Found = dict[str, list[dict[str, float]]]  # what was measured, round by round, by case
+Found = dict[str, list[dict[str, float]]]  # case -> the figures of each round
 
 
 @contextmanager

@@ -1,12 +1,12 @@
-"""The contenders of `benchmarks.cluster`, each run in a process of its own: batches of 8 records of 1 MiB from a cluster.
+"""The cases of `benchmarks.cluster`, each run in a process of its own: batches of 8 records of 1 MiB from a cluster.
 
     python -m benchmarks.cluster_cases CASE NUM_WORKERS SECONDS ADDRESS HOST_PID        prints what it measured as JSON
 
-It also measures the time until a dataset that is one array is on another node: 1 GB, or proportionally less if SECONDS is below
-1.
+It also measures the time until a dataset that consists of one array has arrived on another node. The array has 1 GB, or
+proportionally less if SECONDS is below 1.
 
-The consumer reads one number of each record, because the transport to the trainer is measured, not the trainer's own reading.
-Time and CPU are those between two moments in the middle of a stream, after `WARM_UP` batches and twice the time that is measured.
+The consumer reads one number of each record, because the benchmark measures the transport to the trainer, not the trainer's own
+reading. Time and CPU are measured in the middle of a stream, after `WARM_UP` batches and at least twice SECONDS.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from shmload.processes.proc_stat import cpu_ns
 from shmload.tools.bench.tree_usage import descendants
 
 BATCH_SIZE = 8
-NUM_VALUES = 1 << 18  # of float32, a record
+NUM_VALUES = 1 << 18  # float32 values of a record
 NUM_SAMPLES = 1 << 19
-NUM_AHEAD = 4  # calls under way for each actor of plain Ray; torch's DataLoader also has two
+NUM_AHEAD = 4  # calls in flight for each actor of plain Ray; the seed's way and torch's DataLoader have two
 WARM_UP = 12
 WAIT_S = 0.010
 
@@ -53,7 +53,7 @@ class Records:
 
 
 class Waiting(Records):
-    """Samples that take 10 ms each to arrive, and no CPU."""
+    """Samples that each take 10 ms to arrive, and no CPU."""
 
     def __getitem__(self, index: int) -> NDArray[np.float32]:
         time.sleep(WAIT_S)
@@ -78,7 +78,7 @@ def locally(dataset: Records, num_workers: int, address: str) -> Any:
 
 
 def torchs(dataset: Records, num_workers: int, address: str) -> Any:
-    return DataLoader(dataset, BATCH_SIZE, shuffle=True, num_workers=num_workers)  # type: ignore[arg-type]  # no Dataset
+    return DataLoader(dataset, BATCH_SIZE, shuffle=True, num_workers=num_workers)  # type: ignore[arg-type]  # not a Dataset
 
 
 def stacked(dataset: Records, batch: list[int]) -> NDArray[np.float32]:
@@ -106,8 +106,9 @@ def by_ray_get(
     read: Callable[[Records, list[int]], Any] = stacked,
     num_ahead: int = NUM_AHEAD,
 ) -> Iterator[Any]:
-    """Yields batches in order from the actors in turn, with NUM_AHEAD calls under way at each; nothing is copied from Ray's
-    memory.
+    """Yields batches in order, from the actors in turn, with `num_ahead` calls in flight for each.
+
+    The batches stay in Ray's memory; they are not copied.
     """
     import ray
 
@@ -181,7 +182,7 @@ def length(refs: list[Any]) -> int:
 
 
 def put_and_get(nbytes: int, address: str) -> float:
-    """Returns the seconds from the put of an array to its arrival in a task on the other node, whose process has started."""
+    """Returns the seconds from `ray.put` of an array to its arrival in a task on the other node, whose process already runs."""
     import ray
 
     ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False)
@@ -204,7 +205,7 @@ SHIPPING: dict[str, Callable[[int, str], float]] = {
 
 
 def all_cpu_s(host_pid: int) -> float:
-    """Returns the CPU seconds so far of this process, the cluster, and all their children."""
+    """Returns the CPU seconds used so far by this process, the cluster, and all their children."""
     total = 0.0
     for root in (os.getpid(), host_pid):
         for pid in [root, *descendants(root)]:
@@ -216,7 +217,7 @@ def all_cpu_s(host_pid: int) -> float:
 
 
 def measure(batches: Iterator[Any], seconds: float, host_pid: int) -> dict[str, float]:
-    """Reads a stream for `seconds`; each batch is held until the next one arrives."""
+    """Reads a stream for `seconds`, and holds each batch until the next one arrives."""
     batch, began = next(batches), time.perf_counter()
     for _ in range(WARM_UP):
         batch = next(batches)

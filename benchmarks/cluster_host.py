@@ -1,7 +1,7 @@
-"""A Ray cluster on this machine for `benchmarks.cluster`: prints its address, and ends when its standard input is closed.
+"""Run a Ray cluster on this machine for `benchmarks.cluster`. It prints its address, and stops when its standard input is closed.
 
-python -m benchmarks.cluster_host 4        one node of 4 CPUs, beside the trainer
-python -m benchmarks.cluster_host 0 4      the trainer's node has none: whatever is decoded comes from the other node
+python -m benchmarks.cluster_host 4        one node with 4 CPUs, on which the trainer runs, too
+python -m benchmarks.cluster_host 0 4      the trainer's node has no CPUs, so everything is decoded on the other node
 """
 
 import os
@@ -14,12 +14,12 @@ import ray
 from ray.cluster_utils import Cluster
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-STORE_NBYTES = 3 << 30  # benchmarks.cluster ships 1 GB, and that of the run before may still be stored
+STORE_NBYTES = 3 << 30  # benchmarks.cluster ships 1 GB, and the data of the previous run may still be stored
 SHIPPED_NBYTES = 1 << 30
 
 
 def touch_object_store() -> int:
-    """Makes the node's object store allocate the pages for the shipped data; otherwise the first case would pay for all."""
+    """Makes the node's object store allocate the pages for the shipped data. Otherwise the first case would pay for this."""
     return len(ray.get(ray.put(np.zeros(SHIPPED_NBYTES, np.uint8))))
 
 

@@ -1,19 +1,21 @@
-"""Rows from Parquet, HDF5, Zarr and safetensors files: what does a sample cost?
+"""Measure the CPU time per row of reading Parquet, HDF5, Zarr and safetensors files.
 
-Method: 40,000 samples of 64 float32 from random numbers and a label, in the page cache, in groups (chunks) of 1,000 rows; batches
-of 64 in random order, 2 forked workers, loaders in turn in fresh processes. Everything decoded fits the caches: this measures the
-cost of a row, not of decoding a group. shmload and torch read the same dataset object, torch a sample at a time; for Parquet and
-HDF5 torch also reads what users write by hand: a memory-mapped pyarrow table with take() and to_pylist(), h5py with an index.
+Method: 40,000 samples of 64 random float32 and a label, in the page cache, in groups (chunks) of 1,000 rows; batches of 64 in
+random order; 2 forked workers; loaders take turns in fresh processes. All decoded data fits into the caches, so this measures
+the cost of a row, not of decoding a group. shmload and torch read the same dataset object, torch one sample at a time. For
+Parquet and HDF5, torch also reads what users write by hand: a memory-mapped pyarrow table with slice() and to_pylist(), and
+h5py with an index.
 
-How to read: CPU microseconds a sample over all processes, trainer and workers.
+How to read: The figures are CPU microseconds per sample over all processes, trainer and workers.
 
-Predicted: shmload 1.5 us for mapped files (safetensors, HDF5 in one piece), 3 for Parquet, 8 for Zarr and chunked HDF5, whose
-rows numpy gathers block by block (a batch touches 64 rows of 40 blocks); torch a sample at a time 60 to 120 us; pyarrow by hand
-150, h5py by hand 130.
+Predicted: shmload 1.5 us for mapped files (safetensors, contiguous HDF5), 3 for Parquet, 8 for Zarr and chunked HDF5, whose
+rows numpy gathers block by block (a batch touches 64 rows of 40 blocks); torch, one sample at a time, 60 to 120 us; pyarrow by
+hand 150, h5py by hand 130.
 
-Result (2 cores shared with others, 2 workers, 2 rounds), torch on the same dataset in brackets: safetensors 1.5 us (39), HDF5 in
-one piece 1.3 (47; by hand 192), Parquet 2.4 (72; by hand 41), Zarr 4.1 (81), chunked HDF5 4.2 (75; by hand 226). Parquet by hand
-is cheaper than its dataset in torch, because it slices a whole table in memory; the readers are not made for one row at a time.
+Result (2 cores shared with other programs, 2 workers, 2 rounds), torch on the same dataset in parentheses: safetensors 1.5 us
+(39), contiguous HDF5 1.3 (47; by hand 192), Parquet 2.4 (72; by hand 41), Zarr 4.1 (81), chunked HDF5 4.2 (75; by hand 226).
+Parquet by hand is cheaper than its dataset in torch, because it slices a whole table in memory, whereas the dataset is not made
+for reading one row at a time.
 """
 
 import tempfile
@@ -62,7 +64,7 @@ def opened(kind: str, path: str) -> Any:
 
 
 class PyarrowRows:
-    """A table in memory, read row by row, as users commonly write it."""
+    """A dataset as users commonly write it: a table in memory, read row by row."""
 
     def __init__(self, path: str) -> None:
         import pyarrow.parquet as pq
@@ -78,7 +80,7 @@ class PyarrowRows:
 
 
 class H5pyRows:
-    """A file opened at first use, read row by row, as users commonly write it."""
+    """A dataset as users commonly write it: a file that is opened at first use and read row by row."""
 
     def __init__(self, path: str) -> None:
         self.path = path

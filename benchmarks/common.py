@@ -1,8 +1,9 @@
-"""Shared parts of the benchmarks: cases that take turns in fresh processes, rows of a result table, `--json`.
+"""Shared parts of the benchmarks: run cases in turn in fresh processes, make the rows of a result table, and save with `--json`.
 
-They use the measuring engine of `shmload bench` (shmload/tools/bench). Run them from the project's root:
-    python -m benchmarks.photos            one question
-    python -m benchmarks --json all.json   all of them, as one table
+They use the measuring engine of `shmload bench` (shmload/tools/bench). Run the benchmarks from the project's root:
+
+    python -m benchmarks.photos            one benchmark
+    python -m benchmarks --json all.json   all of them, in one table
 """
 
 import argparse
@@ -28,16 +29,16 @@ from shmload.tools.bench.rounds import benchmark
 from shmload.tools.bench.spread import Spread
 
 T = TypeVar("T")
-ROUND = "SHMLOAD_BENCHMARK_ROUND"  # benchmarks.against, whose rounds are processes of one round each, says which one it is
+ROUND = "SHMLOAD_BENCHMARK_ROUND"  # set by benchmarks.against: the number of the round, of which each is its own process
 FIRST_ROUND = int(os.environ.get(ROUND, "0"))
 
-# ways to read without ShmLoader, beside torch's own
+# ways to read without ShmLoader, in addition to a DataLoader with workers
 THREADS, GETITEMS, INLINE = (f"benchmarks.contestants.ways:{name}" for name in ("Threads", "torch_getitems", "torch_inline"))
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How long to measure."""
+    """The number of rounds, and the seconds of each timed part."""
 
     rounds: int = 3
     seconds: float = 2.0
@@ -45,7 +46,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Row:
-    """A line of the table: the question, the result, figures for comparison, and the aim."""
+    """A row of the table: what was measured, the result, figures for comparison, and the aim."""
 
     what: str
     got: float
@@ -57,7 +58,7 @@ class Row:
 
 @dataclass
 class Result:
-    """Rows for the reader, and all measurements for the file."""
+    """The rows of the table, and all measurements, which `--json` saves."""
 
     rows: list[Row]
     measured: dict[str, Any] = field(default_factory=dict)
@@ -74,7 +75,7 @@ class NoProgress:
 
 
 def side_by_side(workload: str, loaders: Sequence[str], settings: Settings) -> tuple[WorkloadReport, Report]:
-    """Runs one built-in workload with the engine of `shmload bench`, which compares the bytes."""
+    """Runs one built-in workload with the engine of `shmload bench`, which compares the loaders' bytes."""
     options = BenchOptions(
         workloads=(workload,),
         loaders=tuple(loaders),
@@ -104,7 +105,7 @@ def forked(settings: Settings, **job: Any) -> BenchJob:
 def ways(
     name: str, cases: Mapping[str, tuple[str, str]], settings: Settings, batch_size: int, **arguments: Any
 ) -> dict[str, BenchJob]:
-    """Returns the jobs of one benchmark by case: (loader, the dataset in module `name`)."""
+    """Returns the jobs of one benchmark by case. `cases` gives, for each, the loader and the dataset in module `name`."""
     return {
         case: forked(
             settings,
@@ -125,13 +126,13 @@ def in_order(names: Iterable[T], number: int) -> list[T]:
 
 
 def fresh(call: Callable[..., T], *arguments: Any) -> T:
-    """Returns the result of a call in a process of its own, which is not forked."""
+    """Calls a function in a new, spawned process and returns its result."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
         return process.submit(call, *arguments).result()
 
 
 def in_turn(cases: dict[str, BenchJob], settings: Settings) -> dict[str, dict[str, Spread]]:
-    """Runs every case in a fresh process, round after round; returns metrics by case."""
+    """Runs every case in a fresh process, round after round. Returns the metrics by case."""
     values: dict[str, list[dict[str, float]]] = {name: [] for name in cases}
     for number in range(settings.rounds):
         for name in in_order(cases, number):
@@ -167,7 +168,7 @@ def figure(row: Row) -> str:
 
 
 def markdown(rows: Sequence[Row]) -> str:
-    """Returns the rows as a table."""
+    """Returns the rows as a Markdown table."""
     lines = ["| measured | result | beside | aim | |", "|---|---|---|---|---|"]
     lines += [f"| {row.what} | {figure(row)} | {row.beside} | {row.aim} | {'met' if row.met else 'missed'} |" for row in rows]
     return "\n".join(lines)
@@ -212,7 +213,7 @@ def main(name: str, doc: str | None, measure: Callable[[Settings], Result], writ
     """Runs a benchmark from the command line.
 
     Args:
-        write: writes the result to a page of its own, if the user asks for it by `--write`.
+        write: writes the result to its own page if `--write` is given.
     """
     known = parser(doc)
     if write is not None:

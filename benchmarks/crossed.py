@@ -1,18 +1,19 @@
-"""Is anything slower than with torch's DataLoader? Datasets and loaders drawn at random, each read by both.
+"""Compare shmload with torch's DataLoader on datasets and loaders that are drawn at random.
 
-Method: cases of tests/crossing of 2,000 samples in batches of 16 to 256: plain datasets, whose samples exist in memory, and every
-format; tuples, dicts and dataclasses of one to three fields, numbers, arrays, texts; whole, in a Subset or a ConcatDataset; with
-2 persistent workers, or none; with a seed or in torch's mode. Both loaders read the same dataset object's files with torch's
-collate; datasets that torch refuses are skipped. Complete passes after the first one are measured, for the duration of the
-settings.
+Method: Both loaders read each case. The cases are those of tests/crossing with 2,000 samples in batches of 16 to 256: plain
+datasets, whose samples are already in memory, and every format; tuples, dicts and dataclasses of one to three fields; numbers,
+arrays and texts; the whole dataset, a Subset or a ConcatDataset; with 2 persistent workers, or none; with a seed or in torch
+mode. Both loaders read the files of the same dataset object with torch's collate. Datasets that torch refuses are skipped.
+Complete passes after the first one are measured, for the duration of the settings.
 
-How to read: the most and the least expensive of all cases, by CPU a sample of all processes over torch's, and the one of them
-that was slowest by wall time. A new seed, `SHMLOAD_CROSSED_SEED`, draws others.
+How to read: For cases with and without workers, the rows show the case that is most expensive compared with torch, by CPU per
+sample over all processes, and the case that is slowest compared with torch, by wall time. Set `SHMLOAD_CROSSED_SEED` to another
+seed to draw other cases.
 
-Result (2 cores, beside other programs): of 133 cases with 2 workers the most expensive took 0.98 of torch's CPU, lines of JSON in
-torch's mode; of 57 more, of formats alone, one took 0.89 of its CPU and 1.12 of its time. Without workers and with a seed a
-sample that costs torch 0.5 us costs 2.5: three generators are seeded before it. Defects found with it: a ConcatDataset of tensors
-took 10 us a row, Parquet's footer 2 ms a row group.
+Result (2 cores, beside other programs): Of 133 cases with 2 workers, the most expensive took 0.98 of torch's CPU (lines of JSON
+in torch mode). Of 57 more cases, of formats alone, one took 0.89 of torch's CPU and 1.12 of its time. Without workers and with
+a seed, a sample that costs torch 0.5 us costs 2.5, because three generators are seeded before it. The benchmark found two
+defects: a ConcatDataset of tensors took 10 us per row, and Parquet's footer took 2 ms per row group.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ def cpu_s() -> float:
 
 
 def cost(loader: Any, num_samples: int, seconds: float) -> Cost:
-    """Measures the passes after the first."""
+    """Measures the passes after the first one."""
     for _ in loader:
         pass
     cpu, began, seen = cpu_s(), time.perf_counter(), 0
@@ -100,7 +101,7 @@ def cost(loader: Any, num_samples: int, seconds: float) -> Cost:
 
 
 def both(case: Case, seconds: float, number: int) -> tuple[Cost, Cost] | None:
-    """Returns the costs of both loaders, or None if torch refuses the samples. Which is first alternates."""
+    """Returns the costs of both loaders, or None if torch refuses the samples. Their order alternates."""
     with tempfile.TemporaryDirectory() as folder:
         made = CaseDataset(case, Path(folder))
         datasets = [made.fresh() for _ in range(2)]
@@ -135,7 +136,7 @@ def both(case: Case, seconds: float, number: int) -> tuple[Cost, Cost] | None:
 def measure(settings: Settings) -> Result:
     """Draws cases and reads each with both loaders."""
     torch.set_num_threads(1)
-    warnings.simplefilter("ignore")  # about fewer cores than workers
+    warnings.simplefilter("ignore")  # ignores warnings about fewer cores than workers
     rng = random.Random(int(os.environ.get("SHMLOAD_CROSSED_SEED", "1")))
     found: list[tuple[Case, Cost, Cost]] = []
     for number in range(CASES_A_ROUND * settings.rounds):

@@ -1,22 +1,22 @@
-"""Which costs grow with the number of workers, fields, bytes, samples, loaders, and objects of the trainer?
+"""Measure how costs grow with the number of workers, fields, bytes, samples, loaders, and objects of the trainer.
 
-Method: torch's DataLoader, torch mode and seed mode read the same Python dataset, shuffled, with forked persistent workers. Each
-point is a fresh process, and loaders take turns at each point, in an order that is reversed in every other round; the medians of
-the rounds. The clock of a first batch starts before the loader is made. The other figures are of batches after a lead of a second
-at most. Points that need more memory than is free are left out, and named.
+Method: torch's DataLoader, torch mode and seed mode read the same Python dataset, shuffled, with forked persistent workers.
+Each point is measured in a fresh process. Loaders take turns at each point, in an order that is reversed in every other round;
+the figures are medians of the rounds. The clock of a first batch starts before the loader is created. The other figures are of
+batches after a warm-up of at most a second. Points that need more memory than is free are left out and listed.
 
     workers     1 to 64 of them, batches of 256 rows of 64 float32 and a number: samples/s of all workers together
-    fields      1 to 200 in a sample, each of 16 float32, batches of 64
-    bytes       batches of 16 samples, 1 KiB to 1 GiB together; each sample is a copy of an array, as a decoder makes it
-    samples     a dataset of its own indices, batches of 256: the first batch, the trainer's CPU for a batch, and how much the peak
-                of the trainer's memory grows. torch and torch mode draw a permutation of all indices. Small datasets have short
-                epochs, whose ends are part of the figures
-    loaders     1 to 40 in one process, one worker each, a batch of each in turn
-    objects     small lists in the trainer, which every full collection of garbage visits, while the program keeps its newest 1, 6
-                or 12 batches of 8 rows of 1,000 float32; the ring of two workers has 6 slots, and torch's batches own their memory
+    fields      1 to 200 per sample, each of 16 float32, batches of 64
+    bytes       batches of 16 samples, 1 KiB to 1 GiB per batch; each sample is a copy of an array, as a decoder makes it
+    samples     a dataset of its own indices, batches of 256: the first batch, the trainer's CPU per batch, and the growth of the
+                trainer's peak memory. torch and torch mode draw a permutation of all indices. Small datasets have short epochs,
+                whose ends are part of the figures
+    loaders     1 to 40 in one process, with one worker each; a batch of each in turn
+    objects     small lists in the trainer, which every full garbage collection visits, while the program keeps its newest 1, 6 or
+                12 batches of 8 rows of 1,000 float32; the ring of two workers has 6 slots, and torch's batches own their memory
 
-How to read: the shape of a curve, and the loaders beside each other at one point. With more workers than cores, samples/s cannot
-grow; they must not fall.
+How to read: Look at the shape of a curve, and compare the loaders at one point. With more workers than cores, samples/s cannot
+grow, but they must not fall.
 
     python -m benchmarks.curves --write      writes docs/curves.md and docs/curves.svg, in about half an hour
 """
@@ -79,7 +79,7 @@ def made(name: str, dataset: Any, batch_size: int, num_workers: int = 2) -> Any:
 
 
 def paced(make: Callable[[], Any], seconds: float, num_kept: int = 1) -> dict[str, float]:
-    """Returns milliseconds to the first batch, and microseconds and the trainer's CPU for each batch after a lead.
+    """Returns the milliseconds to the first batch, and the microseconds and the trainer's CPU per batch after a warm-up.
 
     Args:
         num_kept: how many of the newest batches the program keeps.
@@ -138,18 +138,18 @@ def of_loaders(count: int, name: str, seconds: float) -> dict[str, float]:
 
 
 def of_objects(count: int, name: str, seconds: float) -> dict[str, float]:
-    """Measures each number of kept batches in the same process, which makes the objects first."""
+    """Creates the objects, and then measures each number of kept batches in the same process."""
     heap = [[number] for number in range(count)]
     dataset = LongRows()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # that batches are copied out is expected
+        warnings.simplefilter("ignore", UserWarning)  # batches are expected to be copied out
         found = {f"us_{num_kept}": paced(lambda: made(name, dataset, 8), seconds, num_kept)["us"] for num_kept in KEPT}
     assert len(heap) == count
     return found
 
 
 def memory(field: str) -> int:
-    """Returns a figure of /proc/self/status in bytes."""
+    """Returns a field of /proc/self/status, in bytes."""
     lines = dict(line.split(":") for line in Path("/proc/self/status").read_text().splitlines())
     return int(lines[field].split()[0]) << 10
 
@@ -159,8 +159,8 @@ class Axis:
     """A quantity that grows, and what is measured at each of its points.
 
     Attributes:
-        metrics: of a point, in words; the first is drawn and compared with torch's.
-        needed: the bytes that a point needs, by loader; of 0 nothing is asked.
+        metrics: metric -> its name for readers. The first metric is drawn and compared with torch's.
+        needed: (point, loader) -> the bytes that the loader needs there. If 0, the point is always measured.
     """
 
     x: str
@@ -204,7 +204,7 @@ AXES = {
         lambda count, name: 200 * count,
     ),
 }
-Found = dict[str, dict[int, dict[str, list[dict[str, float]]]]]  # axis, point, loader: a figure of each metric for each round
+Found = dict[str, dict[int, dict[str, list[dict[str, float]]]]]  # axis -> point -> loader -> the metrics of each round
 
 
 def measure(settings: Settings) -> Result:
@@ -231,12 +231,12 @@ def middle(found: Found, title: str, point: int, name: str, metric: str) -> floa
 
 
 def curve_of(found: Found, title: str, name: str, metric: str, points: Sequence[int]) -> str:
-    """Returns the metric at some points that were measured."""
+    """Returns a metric at some measured points, as text."""
     return " to ".join(figure_of(middle(found, title, point, name, metric) or 0.0) for point in points)
 
 
 def rows_of(found: Found) -> list[Row]:
-    """Returns, for each axis and mode, the first metric over torch's at the largest point that torch has."""
+    """Returns, for each axis and mode, the first metric over torch's at the largest point at which all loaders were measured."""
     rows = []
     for title, points in found.items():
         axis, metric = AXES[title], next(iter(AXES[title].metrics))
@@ -285,7 +285,7 @@ def page(result: Result) -> str:
 
 
 def table_of(found: Found, title: str, metric: str) -> str:
-    """Returns the table of a metric: a line for each point, a column for each loader."""
+    """Returns the table of a metric, with a line per point and a column per loader."""
     lines = []
     for point in found[title]:
         values = [middle(found, title, point, name, metric) for name in LOADERS]
@@ -302,7 +302,7 @@ def draw(found: Found, path: Path) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
-    matplotlib.rcParams.update({"svg.hashsalt": path.name, "svg.fonttype": "none"})  # the same figures give the same file
+    matplotlib.rcParams.update({"svg.hashsalt": path.name, "svg.fonttype": "none"})  # so that the same figures give the same file
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 6.5), layout="constrained", facecolor="white")

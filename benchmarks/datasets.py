@@ -1,4 +1,4 @@
-"""Datasets and loaders that only the benchmarks need; named from jobs as `benchmarks.datasets:name`."""
+"""Datasets and loaders that only the benchmarks need. Jobs refer to them as `benchmarks.datasets:name`."""
 
 import time
 from collections.abc import Iterator, MutableMapping, Sequence
@@ -13,7 +13,7 @@ from shmload.tools.bench.workload import Field
 
 
 class Fields:
-    """`num_fields` fields of 64 float32 each, from memory."""
+    """Samples of `num_fields` fields of 64 float32 each, from memory."""
 
     def __init__(self, num_fields: int, num_samples: int = 100_000) -> None:
         self.schema: dict[str, Field] = {f"f{number}": ("float32", (64,)) for number in range(num_fields)}
@@ -52,12 +52,12 @@ class Blocks:
 
 
 def as_numpy(samples: list[dict[str, Any]]) -> dict[str, Any]:
-    """Returns numpy arrays: a collate function after which torch's workers pickle the batch through a pipe."""
+    """Collates samples into numpy arrays, which torch's workers pickle through a pipe."""
     return {name: np.stack([sample[name] for sample in samples]) for name in samples[0]}
 
 
 class Slow:
-    """Samples that take 10 ms each to arrive, as from a store: waiting, not computing."""
+    """Samples that each take 10 ms to arrive, as from a store; they wait and do not compute."""
 
     def __init__(self, seconds: float = 0.010, num_samples: int = 4096) -> None:
         self.seconds, self.num_samples = seconds, num_samples
@@ -72,12 +72,12 @@ class Slow:
 
 
 def short_photos(num_samples: int = 512) -> Photos:
-    """Returns photos with short epochs."""
+    """Returns a dataset of photos with short epochs."""
     return Photos(photo_files(), num_samples)
 
 
 class Resident:
-    """Not a loader: delivers the same batch repeatedly, to measure the cost of measuring."""
+    """A substitute for a loader that delivers the same batch repeatedly, which shows the cost of the measurement itself."""
 
     def __init__(self, dataset: Any, options: LoaderOptions) -> None:
         self.batch = {name: torch.ones(options.batch_size, 64) for name in dataset.schema}

@@ -1,13 +1,15 @@
-"""How long until the first batch, and how long is the pause where an epoch ends?
+"""Measure the time to the first batch, and the pause at the end of an epoch.
 
-Method: first batch: 64 samples that take 10 ms each to arrive, 4 forked workers, from before the loader is made to its first
-batch; seed mode, where several workers fill one batch. Epoch end: photos with epochs of 8 batches of 64, 2 persistent workers,
-for at least 4 seconds; the median wait of the `next()` calls in which an epoch ended, against the median of all waits.
+Method: First batch: 64 samples that take 10 ms each to arrive, 4 forked workers; the time from before the loader is created to
+its first batch, in seed mode, where several workers fill one batch. End of an epoch: photos with epochs of 8 batches of 64, 2
+persistent workers, for at least 4 seconds; the median wait of the `next()` calls in which an epoch ends, compared with the
+median of all waits.
 
-How to read: 64 x 10 ms are 640 ms of waiting; four workers need 160, the rest is start-up. torch gives a batch to one worker. At
-the epoch's end, the limit is an ordinary wait, because orders should cross the boundary.
+How to read: 64 x 10 ms are 640 ms of waiting. Four workers need 160 ms; the rest is start-up. torch gives a batch to one
+worker. At the end of an epoch, the limit is an ordinary wait, because the orders of the next epoch should already have been
+submitted.
 
-Result (2 cores): first batch 0.259 s, torch 0.69 s; wait at an epoch's end 29.8 ms, torch 70.9 ms.
+Result (2 cores): first batch 0.259 s, torch 0.69 s; wait at the end of an epoch 29.8 ms, torch 70.9 ms.
 """
 
 from benchmarks.common import Result, Row, Settings, in_turn, main, plain
@@ -17,7 +19,7 @@ LOADERS = {"shmload": "shmload-seed", "torch": "torch"}
 
 
 def measure(settings: Settings) -> Result:
-    """Measures both questions."""
+    """Measures the first batch and the end of an epoch."""
     cases = {}
     for name, loader in LOADERS.items():
         cases[f"{name}, first batch"] = BenchJob(
@@ -36,7 +38,7 @@ def measure(settings: Settings) -> Result:
             loader=loader,
             batch_size=64,
             num_workers=2,
-            seconds=max(4.0, 2 * settings.seconds),  # several epochs
+            seconds=max(4.0, 2 * settings.seconds),  # enough for several epochs
         )
     found = in_turn(cases, settings)
     first_s = {name: found[f"{name}, first batch"]["first_batch_ms"].median / 1e3 for name in LOADERS}

@@ -1,38 +1,54 @@
-"""Five pipelines, each written in five libraries: how fast are they, and what do they cost over the functions they call?
+"""Measure five pipelines, each written with five libraries: their rate, and their CPU over that of the functions they call.
 
-Tokenize and pack texts into windows of 1,024 tokens; augment images of 32 x 32 and mix them within the batch; pairs of an image and
-a caption; buckets of texts by length; a mixture of prose, code and chat by weight, each with a transform of its own. The programs
-are in benchmarks/five/, one file for each library; docs/pipelines.md shows shmload's.
+The pipelines are: tokenize texts and pack them into windows of 1,024 tokens; augment images of 32 x 32 and mix them within the
+batch; pairs of an image and a caption; buckets of texts by length; a weighted mixture of prose, code and chat, each with its
+own transform. The programs are in benchmarks/five/, one file per library; docs/pipelines.md shows shmload's.
 
-Method: 2 workers, everything in memory, no shuffle, a fresh process per case, in turn. Before that every program is run over
-3,000 items, or 150 batches of the mixture: batches must have the same types and contain the same numbers of items and tokens in
-each library. Stages that a library lacks are written as its users do: windows for torch, torchdata.nodes and datasets, buckets
-for all of them but shmload. Each reads its data as suits it best: Grain without threads, torchdata.nodes in whole batches,
-datasets with images as bytes. "Alone" are the functions of items and batches in a loop of one process: nothing is packed,
-collated or handed over, and freed memory is kept as shmload's workers keep it, because new pages for every batch cost more than
-mixing it. "Copied" are the same in two processes at a time, which copy their results into shared memory and report it through a
-pipe: the minimum for any loader with processes, without positions, seeds, order or packing. "In a loop" is the whole program,
-packed, collated and mixed as torch's users write it, in two processes at a time that also keep freed memory, and hand over
-nothing. A stage that does nothing: ten of Map(lambda x: x) against none, over integers in batches of 256, without workers, since
-those spend some time on waiting for the trainer; then the same after a Filter. A library that is not installed is left out. Every
-process computes with one thread.
+Method: 2 workers, everything in memory, no shuffle, a fresh process per case, in turn; every process computes with one thread.
+Before that, every program is run over 3,000 items, or 150 batches of the mixture: batches must have the same types and contain
+the same numbers of items and tokens in each library. Stages that a library lacks are written as its users do: windows for
+torch, torchdata.nodes and datasets, buckets for all of them except shmload. Each library reads its data as suits it best: Grain
+without threads, torchdata.nodes in whole batches, datasets with images as bytes. A library that is not installed is left out.
+These cases are measured for comparison:
 
-How to read: items/s are documents, images, pairs, texts and samples, by the clock; CPU is of all processes. If the functions are
-all of the work, no library is much faster than another, and CPU over the functions alone shows what a library adds.
+    alone       the functions of items and batches in a loop in one process. Nothing is packed, collated or sent. Freed memory is
+                kept, as shmload's workers keep it, because new pages for every batch cost more than mixing it
+    copied      the same in two processes at a time, which copy their results into shared memory and report them through a pipe:
+                the minimum for any loader with processes, without positions, seeds, order or packing
+    in a loop   the whole program, packed, collated and mixed as torch's users write it, in two processes at a time, which also keep
+                freed memory and send nothing
 
-Predicted: the functions are most of the work in all five, so 1.2 to 2 times the best peer's rate, and 1.1 to 1.5 times the
-functions' CPU; packing and buckets the most, as their batches are made in the trainer. An empty stage 0.15 us. Result (2 cores,
-quiet, 3 rounds), items/s over the best peer's, CPU over the functions': pack 1.32 (torchdata.nodes in whole batches) and 1.26,
-augment and mix 1.99 and 1.36, pairs 4.21 and 1.68, buckets 1.72 (torchdata.nodes) and 1.28, mixture 1.86 and 1.12. Two cores that
-did nothing but call the functions would give 1.67, 2.7, 7.2, 2.2 and 2.1 times the best peer's rate, so only pairs can reach
-three times. shmload adds most if items are large for the work done with them: pairs are 12 KB for 6.7 us. An empty stage 0.04 us
-(1.82 and 2.20 an item without any and with ten), after a Filter 0.05 (0.98 and 1.50). Later (slower by half, 3 rounds), copied
-over the functions, the least: pack 1.08, augment and mix 1.02, pairs 1.54, buckets 1.06, mixture 1.08. CPU over copied: augment
-and mix 1.21, pairs 1.13, mixture 1.08. After a change (several steps of a pipeline are ordered at a time, and a native loop
-passes samples to batch functions) (3 rounds of 0.6 s), over all of the program in one loop and over the functions: pack 1.04 and
-1.22, augment and mix 1.11 and 1.22, pairs 1.04 and 1.75, buckets 1.11 and 1.23, mixture 0.98 and 1.15. After items,
-`sample_rng()` and padding took fewer calls (another machine, twice as slow and uneven), over two loops at once: 0.96, 0.96, 0.83,
-0.89, 1.09; over the best peer's rate: 1.15, 1.64, 3.26, 2.14, 1.81.
+A stage that does nothing: ten stages of Map(lambda x: x) are compared with none, over integers in batches of 256, without
+workers, because these spend some time on waiting for the trainer; then the same after a Filter.
+
+How to read: Items/s are documents, images, pairs, texts and samples, by wall time. CPU is that of all processes. If the
+functions are all of the work, no library is much faster than another, and CPU over the functions alone shows what a library
+adds.
+
+Predicted: The functions are most of the work in all five, so 1.2 to 2 times the best peer's rate, and 1.1 to 1.5 times the
+functions' CPU; packing and buckets the most, because their batches are made in the trainer. An empty stage 0.15 us.
+
+Result (2 cores, quiet, 3 rounds):
+| | pack | augment and mix | pairs | buckets | mixture |
+|---|---|---|---|---|---|
+| items/s over the best peer's | 1.32 (torchdata.nodes in whole batches) | 1.99 | 4.21 | 1.72 (torchdata.nodes) | 1.86 |
+| the same if two cores only called the functions | 1.67 | 2.7 | 7.2 | 2.2 | 2.1 |
+| CPU over the functions' | 1.26 | 1.36 | 1.68 | 1.28 | 1.12 |
+Only pairs can reach three times the best peer's rate. shmload adds most if items are large for the work done with them: pairs
+are 12 KB for 6.7 us. An empty stage takes 0.04 us (1.82 us per item without any and 2.20 with ten), after a Filter 0.05 (0.98
+and 1.50).
+
+Later results: (a) when everything was slower by half, 3 rounds; (b) after a change by which several steps of a pipeline are
+ordered at a time and a native loop passes samples to batch functions, 3 rounds of 0.6 s; (c) after items, `sample_rng()` and
+padding took fewer calls, on another machine, twice as slow and uneven:
+| | pack | augment and mix | pairs | buckets | mixture |
+|---|---|---|---|---|---|
+| (a) copied, the minimum, over the functions | 1.08 | 1.02 | 1.54 | 1.06 | 1.08 |
+| (a) CPU over copied | | 1.21 | 1.13 | | 1.08 |
+| (b) CPU over the whole program in one loop | 1.04 | 1.11 | 1.04 | 1.11 | 0.98 |
+| (b) CPU over the functions' | 1.22 | 1.22 | 1.75 | 1.23 | 1.15 |
+| (c) CPU over two loops at once | 0.96 | 0.96 | 0.83 | 0.89 | 1.09 |
+| (c) items/s over the best peer's | 1.15 | 1.64 | 3.26 | 2.14 | 1.81 |
 """
 
 import mmap
@@ -58,17 +74,17 @@ from shmload.tools.bench.contestants import LoaderOptions
 NEEDS = {"shmload": "shmload", "torch": "torch", "nodes": "torchdata", "huggingface": "datasets", "grain": "grain"}
 PEERS = {"torch": "torch", "nodes": "torchdata.nodes", "huggingface": "datasets", "grain": "Grain"}
 LENGTH, CHECKED, NUM_STAGES = 1 << 20, 3000, 10
-ENDLESS = 1 << 40  # an epoch that is never completed
+ENDLESS = 1 << 40  # length of an epoch that is never completed
 
 
 class Program(NamedTuple):
     """One of the five programs.
 
-
     Attributes:
-        title: for readers.
+        title: its name for readers.
         sources: the names of its data.
-        num_items, total: functions of a batch's columns: its number of items, and a total that must be the same in all libraries.
+        num_items: columns of a batch -> its number of items.
+        total: columns of a batch -> a number, whose sum over all batches must be the same in all libraries.
         ends: whether the program ends.
     """
 
@@ -129,10 +145,10 @@ class Delivered:
 
 
 class Checked:
-    """Compares a program's output with the expected one; it is a loader without batches.
+    """A loader that compares a program's output with the expected output when it is created. It delivers no batches of use.
 
     Raises:
-        ValueError: they differ.
+        ValueError: the outputs differ.
     """
 
     def __init__(self, sources: Sources, options: LoaderOptions) -> None:
@@ -149,7 +165,7 @@ class Checked:
             wanted = CHECKED, self.total(name)
         else:
             shares = np.bincount(np.concatenate([batch[1] for batch in batches]), minlength=3) / got[0]
-            if abs(shares - list(work.WEIGHTS.values())).max() > 0.05:  # they are drawn at random, in some programs without a seed
+            if abs(shares - list(work.WEIGHTS.values())).max() > 0.05:  # drawn at random, in some programs without a seed
                 raise ValueError(f"{sources.library}, {name}: shares are {shares}")
             wanted = 150 * 64, 150 * 64.0
         if got != wanted:
@@ -177,11 +193,11 @@ KINDS: dict[str, list[tuple[str, tuple[int, ...]]]] = {
 }
 
 
-Made = tuple[int, list[Any]]  # a number of items, and the arrays that functions have made of them
+Made = tuple[int, list[Any]]  # a number of items, and the arrays that the functions have made from them
 
 
 class Alone:
-    """The functions of a program in a loop; their results are dropped."""
+    """Calls the functions of a program in a loop, and drops their results."""
 
     keeps_order = False
 
@@ -220,9 +236,10 @@ class Alone:
 
 
 def from_two(work: Callable[[int], NoReturn]) -> Iterator[Any]:
-    """Yields arrays as long as the number of items in each batch that two concurrent processes make and report through a pipe.
+    """Yields an array for each batch that two concurrent processes report through a pipe, as long as its number of items.
+
     Args:
-        work: makes batches forever, and writes each number of items to a descriptor.
+        work: makes batches forever, and writes the number of items of each to the given file descriptor.
     """
     said, say = os.pipe()
     children = []
@@ -243,7 +260,7 @@ def from_two(work: Callable[[int], NoReturn]) -> Iterator[Any]:
 
 
 class AtOnce:
-    """A whole program in a loop, in two processes at a time: its cost if cores share caches, as with workers."""
+    """Runs a whole program in a loop in two processes at a time, which share caches, as workers do."""
 
     keeps_order = False
 
@@ -261,7 +278,7 @@ class AtOnce:
 
 
 class Copied(Alone):
-    """The functions in two processes at a time, which copy their results to shared memory and report it."""
+    """Calls the functions in two processes at a time, which copy their results to shared memory and report each batch."""
 
     def __iter__(self) -> Iterator[Any]:
         return from_two(self._work)
@@ -279,7 +296,7 @@ class Copied(Alone):
 
 
 class Nothing:
-    """Integers, and the number of stages without effect that follow them."""
+    """A source of integers, and the number of stages without effect after it."""
 
     def __init__(self, num_stages: int, is_filtered: bool) -> None:
         self.num_stages, self.is_filtered = num_stages, is_filtered
@@ -292,7 +309,7 @@ class Nothing:
 
 
 def nothing(sources: Nothing, options: LoaderOptions) -> Any:
-    """Returns the pipeline over them."""
+    """Returns a pipeline over integers, with stages that do nothing."""
     pipeline = Items(range(ENDLESS), repeating=True).map(int)
     if sources.is_filtered:
         pipeline = pipeline.filter(lambda x: x >= 0)
@@ -305,7 +322,7 @@ def check(library: str) -> None:
     """Runs every program of a library over a few items.
 
     Raises:
-        SystemExit: one of them delivers something else.
+        SystemExit: the output of one of them differs from the expected output.
     """
     here = "benchmarks.five_pipelines"
     jobs = [

@@ -1,18 +1,20 @@
-"""How much of the interpreter does a loader leave to the trainer's own threads?
+"""Measure how much of the Python interpreter a loader leaves to the trainer's other threads.
 
-Method: the trainer is pinned to one core and its workers to the others. A thread of the trainer counts in a pure Python loop:
-first with nothing else going on, then while the main thread takes batches as fast as possible. Native paths: rows of 64 float32
-(batches of 1,024) and records of 1 MiB (batches of 16), both from arrays of random numbers. A fresh process per case.
+Method: The trainer is pinned to one core and its workers to the others. A thread of the trainer counts in a pure Python loop,
+first while nothing else runs, and then while the main thread takes batches as fast as possible. The native paths are measured:
+rows of 64 float32 (batches of 1,024) and records of 1 MiB (batches of 16), both from arrays of random numbers. Each case runs
+in a fresh process.
 
-How to read: `per CPU second` is counts per second of the CPU time of the thread, loaded over idle: the additional cost of a count
-when caches and interpreter are shared. `per second` is wall time: the main thread also needs the GIL and the core for its own
-work. A loader that held the GIL while it copied would show here.
+How to read: `per CPU second` is the number of counts per second of the thread's CPU time, loaded over idle. It shows how much
+more a count costs if caches and interpreter are shared. `per second` is the same by wall time: the main thread also needs the
+GIL and the core for its own work. It would be low if a loader held the GIL while copying.
 
-Predicted: per CPU second 0.98 for both of ours; per second 0.95 with large records, 0.6 with rows, because the trainer's own CPU
-per batch is most of its time then.
+Predicted: per CPU second 0.98 for shmload in both cases; per second 0.95 with large records, and 0.6 with rows, because most of
+the trainer's time is then its own CPU per batch.
 
-Result (2 cores, 2 workers): the counter makes the main thread wait for the GIL, and so sets its pace; that is why rows cost less.
-| beside | per CPU second | per second | batches/s | torch: per CPU second | per second | batches/s |
+Result (2 cores, 2 workers): The counter makes the main thread wait for the GIL, and so sets its pace. Therefore rows cost less
+than predicted.
+| workload | per CPU second | per second | batches/s | torch: per CPU second | per second | batches/s |
 |---|---|---|---|---|---|---|
 | rows of 64 | 0.985 | 0.95 | 692 | 1.04 | 0.98 | 32 |
 | records of 1 MiB | 1.02 | 0.99 | 409 | 1.00 | 0.92 | 30 |
@@ -36,7 +38,7 @@ LOADERS: dict[str, Callable[..., Any]] = {"shmload": ShmLoader, "torch": torch.u
 
 
 class Counter(threading.Thread):
-    """A thread that counts until it is ended; gives counts per CPU second and per second."""
+    """A thread that counts until `is_over` is set. `rates` are then its counts per CPU second and per second."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
@@ -60,7 +62,7 @@ def counted(work: Callable[[], None]) -> tuple[float, float]:
 
 
 def kept(shape: str, name: str, seconds: float) -> tuple[float, float, float]:
-    """Returns the rates with the loader at work over idle ones, per CPU second and per second; and batches per second."""
+    """Returns the counter's rates with the loader at work over its idle rates, as in `Counter.rates`, and batches per second."""
     (extent, batch_size), cores = SHAPES[shape], sorted(os.sched_getaffinity(0))
     dataset = torch.utils.data.TensorDataset(torch.from_numpy(np.random.default_rng(0).random(extent, np.float32)))
     os.sched_setaffinity(0, cores[1:] or cores)  # workers inherit it

@@ -1,23 +1,26 @@
-"""With a GPU: how near do batches come to the limit of pinned copies, what does the trainer pay, and does a step ever wait?
+"""Measure, with a GPU, how close batches come to the limit of pinned copies, what the trainer pays, and whether a step ever waits.
 
     python -m benchmarks.gpu --json gpu.json
 
-Method: batches of 16 records of 1 MiB. The limit is a copy of one resident pinned tensor of 16 MiB, again and again. Each loader
-runs in a fresh process, in turn, round after round: torch's DataLoader with pin_memory=True and `non_blocking` copies, ShmLoader
-likewise, and ShmLoader with device="cuda"; and ShmLoader without any copy, which shows the workers' rate. Bytes/s count what has
-arrived, after a synchronization; trainer CPU is the process's own clock, all threads. Bubbles: a kernel of 20 ms is the step; the
-time between the end of one and the beginning of the next, by CUDA events, is the wait of the step, without the first 10. Then
-once each: the time to register a GiB in pieces of 16 MiB; whether batches are pinned; and the device calls of a pass, which are
-written to gpu.log.jsonl and replayed on the simulated device.
+Method: Batches of 16 records of 1 MiB. The limit is the rate of repeated copies of one pinned tensor of 16 MiB. Each loader
+runs in a fresh process, in turn, round after round: torch's DataLoader with pin_memory=True and `non_blocking` copies;
+ShmLoader with the same; ShmLoader with device="cuda"; and ShmLoader without any copy, which shows the workers' rate. Bytes/s
+count what has arrived, after a synchronization. Trainer CPU is the CPU time of the process, of all threads.
 
-How to read: ratios within one round; the limit is the machine's: the rate of its copies or, with few cores or little memory
-bandwidth to spare, of workers whose batches are not copied, whichever is less. Put the gpu.log.jsonl into tests/device, where it
-is replayed.
+Bubbles: A step is a kernel of 20 ms. The time from the end of one kernel to the beginning of the next, by CUDA events, is the
+wait of the step; the first 10 are ignored.
 
-Result (H100, 15 workers; docs/memory.md): 15 and 16.7 times torch's bytes/s, 0.91 and 0.94 of the lesser limit, a 22nd and a 27th
-of its trainer's CPU, no bubble of device="cuda" above 0.011 ms. Tried and dropped: not to query later batches of a stream that has
-not reached an earlier one, predicted to save 40 us a batch, and events for which the host sleeps: no difference beyond the
-machine's noise, 15 %.
+Then the following is measured once: the time to register a GiB in pieces of 16 MiB; whether batches are pinned; and the device
+calls of a pass, which are written to gpu.log.jsonl and replayed on the simulated device.
+
+How to read: Compare ratios within one round. The limit is the machine's: either the rate of its copies or, if there are few
+cores or little memory bandwidth, the rate of workers whose batches are not copied, whichever is less. Put gpu.log.jsonl into
+tests/device, where tests replay it.
+
+Result (H100, 15 workers; docs/memory.md): 15 and 16.7 times torch's bytes/s, 0.91 and 0.94 of the lesser limit, a 22nd and a
+27th of the CPU of torch's trainer, and no bubble of device="cuda" above 0.011 ms. Two changes were tried and dropped, because
+they made no difference beyond the machine's noise of 15 %: not querying later batches of a stream that has not reached an
+earlier one (predicted to save 40 us per batch), and events for which the host sleeps.
 """
 
 import mmap
@@ -68,7 +71,7 @@ class Cuda:
         return torch.cuda.get_device_name()
 
     def calls(self) -> CudaDevice:
-        """Returns the device as the ring uses it."""
+        """Returns the interface through which the ring uses the device."""
         return CudaDevice()
 
     def send(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -95,14 +98,14 @@ class Cuda:
 
 
 class Blocks16(Blocks):
-    """The same blocks, created by each worker, so that 64 MiB are not sent through pipes."""
+    """The same blocks as `Blocks`. Each worker creates them, so that 64 MiB are not sent through pipes."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.num_samples,)
 
 
 class Images:
-    """Bytes as images; sample i contains i."""
+    """Random bytes as images; sample i is drawn with seed i."""
 
     def __init__(self, num_samples: int) -> None:
         self.num_samples = num_samples
@@ -171,7 +174,7 @@ def limit(gpu: Cuda, seconds: float) -> dict[str, float]:
 
 
 def bubbles(gpu: Cuda, kind: str, seconds: float) -> dict[str, float]:
-    """Measures the milliseconds between steps: the worst, the median, and how many up to each of BUCKETS_MS."""
+    """Measures the milliseconds between steps: the maximum, the median, and a histogram with the edges BUCKETS_MS."""
     edges: list[tuple[Any, Any]] = []
     with closing(_batches(gpu, kind)) as batches:
         next(batches)  # workers start before any work is queued on the device
@@ -219,7 +222,7 @@ def registering(gpu: Cuda, nbytes: int) -> dict[str, float]:
 
 
 def checks(gpu: Cuda) -> dict[str, float]:
-    """Checks correctness, as numbers: pinned batches, findings in the log."""
+    """Checks correctness. Returns the share of pinned batches, and the number of findings in the log."""
     few = {**_options(gpu), "num_workers": 1, "seed": 0}
     with ShmLoader(Blocks16(8 * gpu.batch_size), pin_memory=True, **few) as loader:
         pinned = [batch["x"].is_pinned() for batch in loader]

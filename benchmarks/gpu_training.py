@@ -1,18 +1,20 @@
-"""ResNet-50 trained on photographs: how much of its speed on one resident batch remains with each loader?
+"""Measure the speed of ResNet-50 trained on photographs with each loader, compared with its speed on one batch on the device.
 
     python -m benchmarks.gpu_training --json gpu_training.json
 
-Method: the files of benchmarks.images, 95 kB each, to random crops of 224; batches of 256, bfloat16 by autocast, channels last,
-SGD; images cross the bus as bytes and are normalized on the device. Each loader and number of workers runs in a fresh process, in
-turn, round after round: torch's DataLoader with pin_memory=True and `non_blocking` copies, over simplejpeg and OpenCV as users
-write it, and over our ImageFolder; and ShmLoader over that ImageFolder, with device="cuda". The limit is the same step on a batch
-that is on the device. Images/s are of steps that have ended there, the first 10 left out; CPU is that of all processes.
+Method: The files of benchmarks.images, 95 kB each, are decoded to random crops of 224; batches of 256, bfloat16 by autocast,
+channels last, SGD. Images cross the bus as bytes and are normalized on the device. Each loader and number of workers runs in a
+fresh process, in turn, round after round: torch's DataLoader with pin_memory=True and `non_blocking` copies, over simplejpeg
+and OpenCV as users write it, and over shmload's ImageFolder; and ShmLoader over that ImageFolder, with device="cuda". The limit
+is the same step on a batch that is already on the device. Images/s count the steps that have finished on the device, without
+the first 10. CPU is that of all processes.
 
-How to read: if decoding is the limit, images/s show the workers' performance; if the step is, all reach the limit, and the CPU
-shows their cost. Needs torchvision.
+How to read: If decoding is the limit, images/s show the workers' performance. If the step is the limit, all loaders reach it,
+and the CPU shows their cost. The benchmark needs torchvision.
 
-Result (H100, 16 cores, windows of 1 to 2 s; docs/memory.md): 1.14 and 1.51 times torch's images/s with 2 workers, 1.47 with 4, at
-0.68 to 0.87 of its CPU; torch reaches 0.96 of the step's own speed with 8. Windows of 10 s or more are more precise.
+Result (H100, 16 cores, windows of 1 to 2 s; docs/memory.md): 1.14 and 1.51 times torch's images/s with 2 workers and 1.47 with
+4, at 0.68 to 0.87 of its CPU. With 8 workers, torch reaches 0.96 of the step's own speed. Windows of 10 s or more are more
+precise.
 """
 
 import sys
@@ -60,7 +62,7 @@ class Training:
 
 
 class Photographs(ByHand):
-    """The same files, repeated for an epoch of any length."""
+    """The same files as `ByHand`, repeated for an epoch of any length."""
 
     def __init__(self, paths: Sequence[str], library: str, num_samples: int) -> None:
         super().__init__(paths, library)
@@ -107,7 +109,7 @@ def trained(training: Training, kind: str, num_workers: int, paths: Sequence[str
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        training.synchronize()  # as a training log that needs the loss
+        training.synchronize()  # as in a program that logs the loss
 
     with closing(batches):
         for _ in range(NUM_WARM):

@@ -1,17 +1,22 @@
-"""A cache that grows while it is read: what reaches the trainer, how much of its interpreter remains, and how fast is it written?
+"""Measure reading from a growing cache: the trainer's rate, the interpreter time left to its threads, and the rate of writing.
 
-Method: records of 1 MiB of random float32 in batches of 16, on this machine's disk (that is, its page cache). Two samplers write
-100 MB/s each, from random numbers made beforehand, while 2 workers read, shuffled, every checksum compared; an epoch contains
-what has been written when it begins. The trainer is pinned to one core, workers and samplers to the others. First a thread of the
-trainer counts in a pure Python loop with nothing else going on, then while batches are taken as fast as possible; then batches
-are taken without the counter. Beside it, in turn and in fresh processes, with the same two samplers: the answer's recipe, a new
-torch DataLoader for every epoch over the existing files (struct and np.frombuffer from a mapping, no checksum compared), and
-TensorFlow's TFRecordDataset with decode_raw, if SHMLOAD_TENSORFLOW names a Python that has it (with its own threads; checksums
-are compared). Writing: one process, 1 MiB arrays as raw records and as a field of a dict, into a cache that evicts all the time;
-the best of three seconds.
+Method: Records of 1 MiB of random float32 in batches of 16, on this machine's disk (that is, in its page cache). Two samplers
+write 100 MB/s each, from random numbers made in advance, while 2 workers read in shuffled order and verify every checksum. An
+epoch contains what has been written when it begins. The trainer is pinned to one core, the workers and samplers to the others.
+First, a thread of the trainer counts in a pure Python loop while the main thread is idle, and then while it takes batches as
+fast as possible. Then batches are taken without the counter.
 
-How to read: MB/s and CPU seconds of the trainer's main thread per GB without the counter (TensorFlow: of the whole process,
-because its threads are the trainer's); "kept" is counts per second of the counter's CPU time, loaded over idle.
+Two other loaders are measured in turn, in fresh processes, with the same two samplers. "A DataLoader an epoch" is the recipe of
+creating a new torch DataLoader for every epoch over the existing files (struct and np.frombuffer from a mapping, without
+verifying checksums). TensorFlow's TFRecordDataset with decode_raw takes part if SHMLOAD_TENSORFLOW names a Python that has it
+(with its own threads; checksums are verified).
+
+Writing: One process writes arrays of 1 MiB, as raw records and as a field of a dict, into a cache that evicts all the time; the
+best of three timed parts.
+
+How to read: The figures without the counter are MB/s, and CPU seconds of the trainer's process per GB (for TensorFlow, this
+includes its threads, which run in the trainer). "kept" is the number of counts per second of the counter's CPU time, loaded
+over idle.
 
 Predicted: 2,000 MB/s, 0.02 s/GB, kept 0.97; the recipe 300 MB/s, 1 s/GB; writing 1,500 MB/s.
 
@@ -22,8 +27,8 @@ Result (2 cores with 8 to 13 other processes waiting, 2 rounds of 1.5 s):
 | a DataLoader an epoch | 189 | 0.11 | 0.99 |
 | TFRecordDataset | 385 | 0.97 | 1.00 |
 
-Written: 1,110 MB/s of raw records, 696 in dicts. The recipe's trainer mostly waits, which is why it keeps its interpreter;
-per GB its work is seven times ours.
+Writing: 1,110 MB/s of raw records, 696 in dicts. The recipe's trainer mostly waits, so the counter keeps its rate; per GB, it
+uses seven times as much CPU as shmload's.
 """
 
 import os
@@ -81,7 +86,7 @@ def filled(cache: SampleCache) -> None:
 
 
 def rates(batches: Iterator[Any], seconds: float) -> Rates:
-    """Returns the rates of a source of batches, and of a counter beside it."""
+    """Returns the rate and the CPU of a source of batches, and the share of its idle rate that a concurrent counter keeps."""
 
     def take() -> tuple[int, float]:
         return repeated(lambda: next(batches), seconds)
@@ -114,7 +119,7 @@ KINDS = {"shmload": of_shmload, "a DataLoader an epoch": of_recipe}
 
 
 def measured(kind: str, seconds: float) -> Rates:
-    """Measures one loader's rates in this process while two samplers write."""
+    """Measures one loader in this process while two samplers write."""
     cores = sorted(os.sched_getaffinity(0))
     folder = tempfile.mkdtemp(prefix="shmload-bench-")
     try:
@@ -146,7 +151,7 @@ def of_tensorflow(seconds: float) -> Rates:
                 env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
             )
             assert process.stdout is not None
-            process.stdout.readline()  # it takes some time to start
+            process.stdout.readline()  # waits until TensorFlow has been imported
             cache.start(sampler, 2, publish_s=0.5)
             said, _ = process.communicate("go\n")
     finally:
@@ -223,7 +228,7 @@ def written(as_dict: bool, seconds: float) -> float:
 
 
 def measure(settings: Settings) -> Result:
-    """Measures each loader in turn, round after round; then writing."""
+    """Measures each loader in turn, round after round, and then writing."""
     found: dict[str, list[Rates]] = {kind: [] for kind in KINDS}
     has_tensorflow = os.environ.get(TENSORFLOW, "") != "" and Path(os.environ[TENSORFLOW]).exists()
     if has_tensorflow:

@@ -1,13 +1,14 @@
-"""What do several threads in each worker bring if samples take 10 ms to arrive?
+"""Measure the gain from several threads in each worker if samples take 10 ms to arrive.
 
-Method: samples that wait 10 ms, as a store's do, batch 32, 2 forked workers; shmload with 1 and with 16 threads in each worker
-and torch with as many workers; a fresh process per case.
+Method: Samples wait 10 ms, as if they came from a store; batches of 32, 2 forked workers. shmload with 1 and with 16 threads in
+each worker is compared with torch with the same number of workers. Each case runs in a fresh process.
 
-How to read: the limit is workers x threads / 10 ms, here 3,200 samples/s; without threads 200.
+How to read: The limit is workers x threads / 10 ms, here 3,200 samples/s; without threads it is 200.
 
-Predicted: 0.9 of the limit with threads, as a batch's last samples wait for each other; 0.99 without.
+Predicted: 0.9 of the limit with threads, because the last samples of a batch wait for each other; 0.99 without.
 
-Result (2 cores, 2 workers): 2,884 samples/s with 16 threads, 0.90 of the limit; 182 without: 15.9 times torch's.
+Result (2 cores, 2 workers): 2,884 samples/s with 16 threads, which is 0.90 of the limit and 15.9 times torch's rate; 182
+without.
 """
 
 from typing import Any

@@ -1,14 +1,16 @@
-"""What does a sample of a Hugging Face dataset cost, over all processes?
+"""Measure the CPU time per sample of a Hugging Face dataset, over all processes.
 
-Method: tables in torch's format, shuffled, batch 64, 2 forked workers, a fresh process per case: 1,024 float32; 512 tokens
-(int64); 100 to 1,000 tokens, delivered concatenated with offsets (torch with a collate function that does the same); a text of
-200 characters and a label. shmload straight from the arrow buffers, shmload the plain way (the same dataset wrapped in a class
-that hides its table), torch's DataLoader. CPU of all processes in microseconds a sample, less the consumer's own reading.
+Method: Tables in torch's format, shuffled, batches of 64, 2 forked workers, a fresh process per case: 1,024 float32; 512 tokens
+(int64); 100 to 1,000 tokens, delivered concatenated with offsets (with torch, by a collate function that does the same); a text
+of 200 characters and a label. "Direct" is shmload reading the arrow buffers. "Plain" is shmload over the same dataset wrapped
+in a class that hides its table. "torch" is torch's DataLoader. The figures are CPU microseconds of all processes per sample,
+without the consumer's own reading.
 
-How to read: CPU time is less affected by a busy machine than rates are. In the plain way and with torch, the formatter of
-datasets makes an array and a tensor of every value of a column; the direct way pays one copy of the bytes, cold from memory.
+How to read: A busy machine affects CPU time less than rates. In the plain way and with torch, the formatter of `datasets` makes
+an array and a tensor from every value of a column. The direct way pays for one copy of the bytes, from memory that is not in a
+cache.
 
-Predicted: 2, 2, 3 and 1 us; torch 25, 25, 35 and 20 us; the plain way a little less than torch.
+Predicted: direct 2, 2, 3 and 1 us; torch 25, 25, 35 and 20 us; plain a little less than torch.
 
 Result (2 cores, 2 workers, other work on the machine; one round):
 | CPU us per sample | direct | plain | torch | torch / direct |
@@ -18,7 +20,8 @@ Result (2 cores, 2 workers, other work on the machine; one round):
 | ragged tokens | 4.5 | 21.3 | 37.6 | 8.4x |
 | text | 3.0 | 17.1 | 30.1 | 10x |
 
-A ragged row costs 1.5 us more than predicted: a view for each row. A text costs 2 us more: the trainer makes a str of it.
+A ragged row costs 1.5 us more than predicted, because of a view for each row. A text costs 2 us more, because the trainer makes
+a str from it.
 """
 
 from typing import Any
@@ -50,7 +53,7 @@ def table(name: str, num_samples: int = 20_000) -> datasets.Dataset:
 
 
 class Hidden:
-    """The dataset wrapped in a user's class that has the methods it is read by."""
+    """A class, as users write it, that wraps the dataset and has the methods that loaders call."""
 
     def __init__(self, name: str) -> None:
         self.dataset = table(name)
@@ -66,7 +69,7 @@ class Hidden:
 
 
 def end_to_end(samples: list[dict[str, Any]]) -> dict[str, Any]:
-    """Concatenates the tokens and gives the end of each row: a collate function."""
+    """Collates samples by concatenating their tokens, and adds the end of each row."""
     rows = [sample["x"] for sample in samples]
     return {"x": torch.cat(rows), "ends": torch.tensor([len(row) for row in rows]).cumsum(0)}
 

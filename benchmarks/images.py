@@ -1,29 +1,35 @@
-"""JPEG photographs of 95 kB to random crops of 224: what does one cost, and what does the loader add to the decoder?
+"""Measure the CPU time of decoding JPEG photographs of 95 kB to random crops of 224, and what the loader adds to the decoder.
 
-Method: the photographs that ship with the package, turned and mirrored, at the quality that makes each 95 kB; 2,048 samples in
-the page cache; RandomResizedCrop(224), flip, uint8, channels first; batches of 64, 2 forked workers, loaders in turn in fresh
-processes. shmload reads an ImageFolder; then the same files re-encoded with restart markers (with_restart_markers); then the
-first with whole images decoded by simplejpeg. torch's DataLoader reads the same files with simplejpeg, which decodes them whole
-by its fast DCT, and crops with OpenCV (without antialiasing), and so does a pool of threads in the trainer; then torch as
-torchvision does it, with Pillow; then our ImageFolder itself, sample by sample, i.e. with our own decoder.
+Method: The photographs that ship with the package, rotated and mirrored, at the quality that makes each 95 kB; 2,048 samples in
+the page cache; RandomResizedCrop(224), flip, uint8, channels first; batches of 64; 2 forked workers. The cases take turns in
+fresh processes:
 
-How to read: CPU microseconds an image over all processes. `one core` is simplejpeg alone, decoding into existing memory, in this
-process: no loader that decodes whole images at full size can cost less.
+    shmload                        an ImageFolder
+    shmload with restart markers   the same files, re-encoded with restart markers (with_restart_markers)
+    shmload by simplejpeg          the first files; simplejpeg decodes whole images
+    torch                          torch's DataLoader; simplejpeg decodes whole images with its fast DCT, and OpenCV crops (without
+                                   antialiasing)
+    threads                        the same in a pool of threads in the trainer
+    torch and Pillow               torch's DataLoader with Pillow, as torchvision does it
+    torch and ImageFolder          torch's DataLoader over shmload's ImageFolder, sample by sample, i.e. with shmload's decoder
 
-Predicted, when shmload began to decode only what a crop needs: entropy decoding, two thirds of the work, is skipped only below
-the crop, the rest everywhere outside of the crop: 0.82 of the CPU that decoding whole images costs, so 1,020 us where that costs
-1,250, and 1.3 to 1.4x torch. Predicted, when restart markers came: random crops need 0.6 of the bits that the rows down to their
-last have, and everything else is unchanged: 0.79 of the CPU without markers, 950 us where that is 1,200, and files of 0.98 to
-0.99.
+How to read: The figures are CPU microseconds per image over all processes. `one core` is simplejpeg alone, decoding into
+existing memory in this process: no loader that decodes whole images at full size can cost less.
 
-Result (2 cores, 2 workers), CPU us an image: shmload 1,040, by simplejpeg 1,240, torch 1,493, torch with Pillow 2,538, torch and
-ImageFolder 1,271; simplejpeg alone on one core 1,249. Images/s 1.46x torch's. At load 15 by others' work (4 rounds) shmload cost
-0.73 to 0.86 of decoding whole, 0.51 to 0.64 of torch, 0.69 to 0.76 of torch and ImageFolder. In one process, decoding alone: 1,170
-us whole, 818 to read the bits and make nothing of them, 597 for the upper half.
+Predicted, when shmload began to decode only what a crop needs: Entropy decoding, two thirds of the work, is skipped only below
+the crop, and the rest everywhere outside of the crop. This costs 0.82 of the CPU of decoding whole images, so 1,020 us where
+that costs 1,250, and gives 1.3 to 1.4x torch. Predicted, when restart markers were added: Random crops need 0.6 of the bits of
+all rows down to their last one, and everything else is unchanged. This costs 0.79 of the CPU without markers, 950 us where that
+is 1,200, and makes files 0.98 to 0.99 as large.
 
-Result of restart markers: 0.77 of the CPU at load 12 (3 rounds: 975 us, 1,270 without, 1,550 threads, 1,857 torch), files of 0.961.
-With 64 pixels between two, at load 2 to 5, 0.79 (873 and 1,100 us, 1,346 threads, 1,571 torch). In one process, decoding and
-resampling alone: 0.79, with one marker a row 0.94.
+Result (2 cores, 2 workers), CPU us per image: shmload 1,040, by simplejpeg 1,240, torch 1,493, torch with Pillow 2,538, torch
+and ImageFolder 1,271; simplejpeg alone on one core 1,249. Images/s are 1.46x torch's. At load 15 from other work (4 rounds),
+shmload cost 0.73 to 0.86 of decoding whole images, 0.51 to 0.64 of torch, and 0.69 to 0.76 of torch and ImageFolder. In one
+process, decoding alone takes 1,170 us for a whole image, 818 to read the bits without using them, and 597 for the upper half.
+
+Result of restart markers: 0.77 of the CPU at load 12 (3 rounds: 975 us, 1,270 without, 1,550 threads, 1,857 torch), and files
+0.961 as large. With 64 pixels between two markers, at load 2 to 5, 0.79 (873 and 1,100 us, 1,346 threads, 1,571 torch). In one
+process, decoding and resampling alone: 0.79, and 0.94 with one marker per row.
 """
 
 import importlib
@@ -66,7 +72,7 @@ def photographs() -> Iterator[list[str]]:
 
 
 def encoded(photo: Any) -> bytes:
-    """Returns a JPEG of about the wanted size."""
+    """Returns a JPEG of about NBYTES."""
     sizes = {}
     for quality in range(100, 70, -1):
         file = io.BytesIO()
@@ -76,7 +82,7 @@ def encoded(photo: Any) -> bytes:
 
 
 def with_markers(paths: Sequence[str]) -> list[str]:
-    """Writes each file with restart markers beside itself, unless that changes a pixel; returns the paths."""
+    """Writes a copy of each file with restart markers next to it, and returns the paths. Exits if that changes a pixel."""
     from PIL import Image
 
     found = []
@@ -98,7 +104,7 @@ def in_place(paths: Sequence[str], decoder: Literal["auto", "simplejpeg"] = "aut
 
 
 class ByHand:
-    """What users write: a file decoded by one library and cropped by another."""
+    """A dataset as users write it, which decodes and crops with other libraries."""
 
     def __init__(self, paths: Sequence[str], library: str) -> None:
         self.paths, self.library = list(paths), library

@@ -1,12 +1,13 @@
-"""How long until the first line of a launched script appears?
+"""Measure the time until the first line of a launched script appears.
 
-Method: a script of one print in one rank, from the launcher's start to the line; torchrun --standalone, `shmload launch`, and
-`shmload launch` with restarts, whose agent is torch's; the launchers in turn, the median of all rounds.
+Method: A script with one print runs in one rank. The time from the start of the launcher to the line is measured for `shmload
+launch`, for `shmload launch` with restarts, which uses torch's agent, and for torchrun with --standalone. The launchers take
+turns; the figures are medians of all rounds except the first.
 
 How to read: torchrun imports torch before it starts anything. `shmload launch` does so only if torch's agent is requested.
 
-Result (2 cores, other work on the machine): `shmload launch` 0.21 s, torchrun 1.21 s; with restarts 1.55 s, which misses its aim.
-The cause of the 0.34 s is unknown: importing the command line beside torch's agent costs 0.1 s of CPU at the most.
+Result (2 cores, other work on the machine): `shmload launch` 0.21 s, torchrun 1.21 s; with restarts 1.55 s, which misses its
+aim. The cause of the 0.34 s is unknown: importing the command line in addition to torch's agent costs at most 0.1 s of CPU.
 """
 
 import subprocess
@@ -27,7 +28,7 @@ LAUNCHERS = {
 
 
 def first_line_s(command: list[str], script: Path) -> float:
-    """Returns the seconds from the start to the line."""
+    """Returns the seconds from the start of the launcher to the first line."""
     begin = perf_counter()
     process = subprocess.Popen([*command, str(script)], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -48,7 +49,7 @@ def measure(settings: Settings) -> Result:
         for number in range(settings.rounds + 1):
             for name in in_order(LAUNCHERS, number):
                 times[name].append(first_line_s(LAUNCHERS[name], script))
-    found = {name: median(each[1:]) for name, each in times.items()}  # without the first round, which reads files from the disk
+    found = {name: median(each[1:]) for name, each in times.items()}  # without the first round, which reads from the disk
     torchs = found.pop("torchrun")
     rows = [
         Row(f"first line, {name}", taken, "s", f"torchrun {torchs:.2f} s", f"<= {limit:.2f} x torchrun's", taken <= limit * torchs)

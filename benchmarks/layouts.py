@@ -1,23 +1,22 @@
-"""Shards that MosaicML Streaming and LitData wrote: what does a sample cost if shmload reads them unchanged, and what with their
-own readers?
+"""Measure the cost per sample of reading shards of MosaicML Streaming and LitData unchanged, compared with their own readers.
 
-Method: 2,000 photos of 90 KB (bytes and a label), and 40,000 rows of 1,025 int32 with a label, written by each library's own
-writer in shards of 20 MB, in a folder of this machine. Each reader in a process of its own, 2 workers, batches of 64, shuffled;
-shmload is ShmLoader over `RemoteDataset.from_urls(folder).indexed()` with a block shuffle, the others their own dataset in their
-own DataLoader (MosaicML's in torch's). Nothing is decoded. Two passes with the same workers; the second is timed, from its begin
-to its last batch, and the CPU is that of all processes.
+Method: 2,000 photos of 90 KB (bytes and a label), and 40,000 rows of 1,025 int32 with a label, are written by each library's
+own writer in shards of 20 MB, to a folder on this machine. Each reader runs in a process of its own, with 2 workers and batches
+of 64, shuffled. shmload is ShmLoader over `RemoteDataset.from_urls(folder).indexed()` with a block shuffle; the others are
+their own dataset in their own DataLoader (MosaicML's in torch's). Nothing is decoded. The same workers make two passes. The
+second one is timed, from its beginning to its last batch, and the CPU is that of all processes.
 
-How to read: ratios within a round. The libraries are in a folder that SHMLOAD_OTHER_LOADERS names (.ci/run makes one); without it
-nothing is measured. The CPU is read in ticks of 10 ms, and a pass over the photos takes shmload five of them.
+How to read: Compare ratios within a round. SHMLOAD_OTHER_LOADERS names a folder with the libraries (.ci/run makes one); without
+it nothing is measured. The CPU is read in ticks of 10 ms, and a pass over the photos takes shmload five of them.
 
 Result (2 cores, quiet, 3 rounds; mosaicml-streaming 0.13.0, litdata 0.2.76):
-| CPU us a sample, samples/s | shmload | its own reader | CPU, rate over it |
+| CPU us per sample, samples/s | shmload | its own reader | shmload over it: CPU, rate |
 |---|---|---|---|
 | MosaicML's shards of photos | 25, 55,800 | 175, 5,800 | 0.15, 10.3 |
 | of rows | 14.5, 133,900 | 84.7, 16,700 | 0.17, 8.0 |
 | LitData's chunks of photos (rows of Arrow) | 35, 50,000 | 125, 7,800 | 0.20, 7.1 |
 | of rows | 13, 148,100 | 28, 46,800 | 0.47, 3.2 |
-When positions, indexes and copies were looked up for each sample instead of each shard, LitData's rows took 18 us.
+LitData's rows took 18 us when positions, indexes and copies were looked up for each sample instead of each shard.
 """
 
 from __future__ import annotations
@@ -76,12 +75,12 @@ def write(peer: str, kind: str, folder: str) -> None:
 
 
 def listed(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Makes a batch of photos a list, for collate functions that do not accept bytes."""
+    """Collates photos into a list, because the default collate functions do not accept bytes."""
     return {"x": [bytes(row["x"]) for row in rows], "label": [row["label"] for row in rows]}
 
 
 def loader(reader: str, peer: str, kind: str, folder: str) -> Any:
-    """Returns shuffled batches of what the peer wrote."""
+    """Returns a loader of shuffled batches from the shards that the peer wrote."""
     if reader == "shmload":
         from shmload import ShmLoader
         from shmload.remote import RemoteDataset
@@ -111,7 +110,7 @@ def cpu_s() -> float:
 
 
 def case(action: str, peer: str, kind: str, folder: str) -> None:
-    """Writes, or reads and prints the cost; runs in a process of its own."""
+    """Writes the shards, or reads them and prints the cost; runs in a process of its own."""
     from tests.remote.write_foreign import Stub
 
     sys.meta_path.append(Stub())
@@ -130,7 +129,7 @@ def case(action: str, peer: str, kind: str, folder: str) -> None:
 
 
 def run(action: str, peer: str, kind: str, folder: Path) -> dict[str, float]:
-    """Runs a case; returns an empty dict for writing."""
+    """Runs a case in a process of its own. Returns its cost, or an empty dict for writing."""
     command = [sys.executable, "-W", "ignore", "-m", "benchmarks.layouts", "case", action, peer, kind, str(folder)]
     path = os.pathsep.join([os.environ[FOLDER], os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True)
@@ -161,7 +160,7 @@ def measure(settings: Settings) -> Result:
 
 
 def rows_of(peer: str, kind: str, rounds: list[dict[str, dict[str, float]]]) -> list[Row]:
-    """Returns the rows of the rounds."""
+    """Returns the rows of the table for one peer and kind."""
 
     def middle(reader: str, what: str) -> float:
         return statistics.median(each[reader][what] for each in rounds)

@@ -1,19 +1,21 @@
-"""What do processes of this machine bring beside Ray actors, also where an actor takes longer than they do?
+"""Measure the gain from processes of this machine in addition to Ray actors, also if an actor takes longer than they do.
 
-Method: samples that wait and cost no CPU, batches of 4, two batches ordered ahead for each worker: a batch takes 40 ms in a
-process of this machine, and as long, twice or four times as long in an actor. 2 processes alone, 2 actors alone, and both; each
-in a fresh process, by turns, over a real Ray cluster of one node. Where Ray cannot use this machine's own address, run it in a
-network of its own: `unshare -rn sh -c 'ip link set lo up; python -m benchmarks.local_workers'`.
+Method: Samples wait and use no CPU; batches of 4, with two batches ordered ahead for each worker. A batch takes 40 ms in a
+process of this machine, and as long, twice or four times as long in an actor. The cases are 2 processes alone, 2 actors alone,
+and both; each runs in a fresh process, in turn, on a real Ray cluster with one node. If Ray cannot use this machine's own
+address, run the benchmark in its own network namespace:
 
-How to read: the rate of both over the sum of the rates of each alone.
+    unshare -rn sh -c 'ip link set lo up; python -m benchmarks.local_workers'
 
-Result (2 cores, others' work beside it: load 4 to 8; single rounds of 3 s), batches/s:
-| an actor takes | processes | actors | both | of the sum | both, if whoever is free takes the oldest |
+How to read: The figure is the rate of both over the sum of the rates of each alone.
+
+Result (2 cores, other work on the machine at load 4 to 8; single rounds of 3 s), batches/s:
+| an actor takes | processes | actors | both | of the sum | both, if any free worker takes the oldest batch |
 |---|---|---|---|---|---|
 | as long | 47.9-48.1 | 33.2-46.4 | 89.8-94.0 | 0.95-1.16 | |
 | twice as long | 47.8 | 23.9 | 69.7 | 0.97 | 47.1 (of the sum 0.65) |
 | four times as long | 48.3 | 12.2 | 51.3 | 0.85 | 24.6 (0.42) |
-By hand, four times as long and four batches ordered ahead for each worker: both 57.5 and 58.4.
+Measured by hand, with actors that take four times as long and four batches ordered ahead for each worker: both 57.5 and 58.4.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from benchmarks.cluster import ROOT, cluster
 from benchmarks.common import Result, Row, Settings, in_order, main
 from shmload import Ray, ShmLoader
 
-HERE = "SHMLOAD_BENCHMARK_HERE"  # set only in the environment of the trainer and its children: Ray gives actors another environment
+HERE = "SHMLOAD_BENCHMARK_HERE"  # set only in the environment of the trainer and its children, because Ray gives actors another one
 WAIT_S = 0.010
 SLOWNESSES = (1, 2, 4)
 POOLS: dict[str, dict[str, Any]] = {
@@ -45,7 +47,7 @@ WARM_UP_S = 3.0
 
 
 class Waiting:
-    """Samples that arrive after a while, which is longer in actors."""
+    """Samples that take some time to arrive, and longer in actors."""
 
     def __init__(self, slowness: int) -> None:
         self.slowness = slowness
@@ -76,7 +78,7 @@ def rate(pool: str, slowness: int, seconds: float, address: str) -> float:
 
 
 def run(pool: str, slowness: int, seconds: float, address: str) -> float:
-    """Measures in a fresh process."""
+    """Returns the batches per second, measured in a fresh process."""
     command = [sys.executable, "-W", "ignore", "-m", "benchmarks.local_workers", "--case"]
     command += [pool, str(slowness), str(seconds), address]
     done = subprocess.run(command, cwd=ROOT, env={**os.environ, HERE: "yes"}, capture_output=True, text=True, timeout=300)

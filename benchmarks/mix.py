@@ -1,16 +1,17 @@
-"""What does a draw of a mixture cost?
+"""Measure the cost of drawing an index from a mixture.
 
-Method: nanoseconds of one process per index, in batches of 64 and of 8,192, shuffled members of ten million samples with random
-weights, 2,000,000 draws; compared with numpy's choice of a member and torch's WeightedRandomSampler over the members, which draw
-only the member and not the sample, and match the weights only on average. Median of the rounds.
+Method: One process makes 2,000,000 draws in batches of 64 and of 8,192 from shuffled members of ten million samples with random
+weights; the figures are nanoseconds per index. They are compared with numpy's choice of a member and with torch's
+WeightedRandomSampler over the members. These draw only the member and not the sample, and match the weights only on average.
+The figures are medians of the rounds.
 
-How to read: the plain shuffle's permutation is about 10 ns in batches of 64; the rest is finding the member, and sorting by
+How to read: The plain shuffle's permutation takes about 10 ns in batches of 64. The rest is finding the member, and sorting by
 member.
 
-Predicted: 32 ns with 10 members in bulk: 17 to find the earliest deadline, 3 to sort, 10 to permute, 2 to put in place; 8 more in
-batches of 64, for the call. (Comparing deadlines with branches alone took 47, because they are unpredictable.)
+Predicted: 32 ns with 10 members in bulk: 17 to find the earliest deadline, 3 to sort, 10 to permute, 2 to put the indices in
+place; 8 more in batches of 64, for the call. (Comparing deadlines with branches alone took 47, because they are unpredictable.)
 
-Result (2 cores): with 10 members 29.8 ns in bulk and 38 in batches of 64; with 50 members 73 and 79, with 200 102 and 114.
+Result (2 cores): 29.8 ns with 10 members in bulk and 38 in batches of 64; 73 and 79 with 50 members; 102 and 114 with 200.
 """
 
 from collections.abc import Callable
@@ -56,7 +57,7 @@ def numpys(num_members: int) -> Callable[[], None]:
 
 def torchs(num_members: int) -> Callable[[], None]:
     def run() -> None:
-        for _ in WeightedRandomSampler(torch.tensor(weights_of(num_members)), NUM_DRAWS):  # type: ignore[arg-type]  # it takes both
+        for _ in WeightedRandomSampler(torch.tensor(weights_of(num_members)), NUM_DRAWS):  # type: ignore[arg-type]  # takes tensors
             pass
 
     return run

@@ -1,27 +1,32 @@
-"""Packing a dataset into shards on a store, beside webdataset's ShardWriter and MosaicML's MDSWriter: what does a sample cost?
+"""Measure the cost per sample of packing a dataset into shards, compared with webdataset's ShardWriter and MosaicML's MDSWriter.
 
-Method: 8,000 JPEG files (the package's photographs, 69 kB on average) and 200 images of 224 x 224 that are arrays, into shards of
-20 MB. shmload packs with 2 workers. webdataset is used as its users do: a loop over a permutation that reads each file and hands
-bytes or array to ShardWriter; arrays are PNG in both, by Pillow's encoder at zlib's level 6. The shards are discarded: by a store
-that drops bytes, and in webdataset's `post` hook with os.unlink. Then the photographs again to a folder as a store, by the same
-put_file in both, which brings each shard to the disk. MDSWriter, with columns jpg and cls, writes there by itself and leaves its
-shards in the page cache; it takes part if SHMLOAD_OTHER_LOADERS names a folder that it is in (.ci/run makes one). "One process"
-is shmload without workers. Each in a fresh process, in turn; CPU is that of the process and all its children, workers' start and
-end included.
+Method: 8,000 JPEG files (the package's photographs, 69 kB on average) and 200 images of 224 x 224 that are arrays are packed
+into shards of 20 MB. shmload packs with 2 workers; "one process" is shmload without workers. webdataset is used as its users
+do: a loop over a permutation reads each file and passes bytes or an array to ShardWriter. Both store arrays as PNG, with
+Pillow's encoder at zlib's level 6. The shards are discarded: by a store that drops bytes, and in webdataset's `post` hook with
+os.unlink.
 
-How to read: per core is CPU a sample. The arrays' CPU is the PNG encoder's, which is the same; there only the time differs. So
-too with a folder, where most of it is the kernel's, which brings a new file to the disk.
+Then the photographs are packed again, to a folder as a store. Both use the same put_file, which syncs each shard to the disk.
+MDSWriter, with columns jpg and cls, writes to the folder by itself and leaves its shards in the page cache. It takes part if
+SHMLOAD_OTHER_LOADERS names a folder that contains it (.ci/run makes one). Each case runs in a fresh process, in turn. CPU is
+that of the process and all its children, including the start and end of the workers.
 
-Predicted: photos 2.5x per core: tarfile takes 35 us a member and so 70 of about 170 us, while here a header takes 3; arrays
-1.0x per core, 1.8x in time with 2 workers.
+How to read: "Per core" compares the CPU per sample. With arrays, the CPU is that of the PNG encoder, which is the same for
+both, so only the time differs. It is similar with a folder, where most of the CPU is the kernel's, for syncing new files to the
+disk.
 
-Result (2 cores with a load of 9 from other work, so times say little; 3 rounds): CPU a photo 104 us, webdataset 241: 2.3x (an
-earlier version with half as many photos, in which workers' start weighs twice: 112 and 195). An array 16.0 ms, webdataset 14.5:
-0.91x. To a folder 235 us and 420: 1.8x, as bringing a file to the disk takes about 130 us in both. In time 6.3x, 1.1x and 2.4x.
+Predicted: photos 2.5x per core, because tarfile takes 35 us per member and so 70 of about 170 us, whereas a header takes
+shmload 3; arrays 1.0x per core, and 1.8x in time with 2 workers.
 
-Beside MDSWriter (2 cores, a load below 1, 4,000 photos, 1 round; mosaicml-streaming 0.13.0): to a folder 123 us a photo with 2
-workers, 120 in one process, webdataset 262, MDSWriter 529; to nowhere 65, 88 and 204. Per core to nowhere 1.9x, as workers' start
-weighs twice; to a folder 1.75x. While the disk was busy: to a folder 669, 308 and 868 with 2 workers, in one process, by MDSWriter.
+Result (2 cores with a load of 9 from other work, so times mean little; 3 rounds): CPU per photo 104 us, webdataset 241: 2.3x
+(an earlier version with half as many photos, in which the workers' start weighs twice as much: 112 and 195). Per array 16.0 ms,
+webdataset 14.5: 0.91x. To a folder 235 us and 420: 1.8x, because syncing a file to the disk takes about 130 us in both. In time
+6.3x, 1.1x and 2.4x.
+
+Result with MDSWriter (2 cores, a load below 1, 4,000 photos, 1 round; mosaicml-streaming 0.13.0): to a folder 123 us per photo
+with 2 workers, 120 in one process, webdataset 262, MDSWriter 529; to the store that drops bytes 65, 88 and 204. Per core 1.9x
+to that store, because the workers' start weighs twice as much, and 1.75x to a folder. While the disk was busy, to a folder: 669
+with 2 workers, 308 in one process, 868 with MDSWriter.
 """
 
 import multiprocessing
@@ -51,7 +56,7 @@ NUM_PHOTOS, NUM_ARRAYS, MAXSIZE, MAXCOUNT, SEED = 8000, 200, 20_000_000, 100_000
 
 
 class Arrays:
-    """Parts of the photographs, decoded once."""
+    """Parts of the photographs, decoded in advance."""
 
     def __init__(self) -> None:
         wholes = [np.array(Image.open(path).convert("RGB").resize((448, 336))) for path in sorted(OWN_PHOTOS.glob("*.jpg"))]
@@ -175,7 +180,7 @@ def ways_of(what: str) -> list[str]:
 
 def one(way: str, what: str, photos: Path, out: Path) -> tuple[float, float]:
     """Returns (CPU seconds, seconds) of one packing; runs in a fresh process."""
-    import torch  # noqa: F401  # what both have: not part of the packing
+    import torch  # noqa: F401  # both need it, so its import is not measured
 
     from shmload.formats import ImageFolder
 
@@ -219,7 +224,7 @@ def measure(settings: Settings) -> Result:
 
 
 def _of_pool(arguments: tuple[Any, ...]) -> tuple[float, float]:
-    multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]  # it has workers of its own
+    multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]  # so that it may start workers
     return one(*arguments)
 
 

@@ -1,7 +1,7 @@
-"""Writes the figures of a run into the pages: docs/measurements.md has every row, README.md and docs/index.md those of FRONT.
+"""Write the figures of a run into docs/measurements.md (every row), and into README.md and docs/index.md (the rows of FRONT).
 
 Each place is between two marks, and only `python -m benchmarks.against --write` writes there. A run of all benchmarks writes
-everything; a run of some benchmarks (after a change that concerns them) renews their sections, which then name that run.
+everything. A run of some benchmarks (after a change that affects them) replaces only their sections, which then name that run.
 """
 
 import ast
@@ -17,9 +17,9 @@ from shmload.tools.bench.spread import Spread
 
 ROOT = Path(__file__).resolve().parents[1]
 BEGIN, END = "<!-- python -m benchmarks.against --write writes from here -->\n", "<!-- to here -->\n"
-MEASURED = "Measured on"  # begins the line that describes a run: of the whole page, or of a section from another run
+MEASURED = "Measured on"  # begins the line that describes a run, for the whole page or for a section from another run
 PAGE = Path("docs/measurements.md")
-README: tuple[tuple[str, str, str], ...] = (  # the reader's words, the benchmark, its row
+README: tuple[tuple[str, str, str], ...] = (  # text for readers, benchmark, row
     (
         "a Python dataset as it is, 3x224x224 uint8: samples/s over torch's",
         "python_dataset",
@@ -37,7 +37,7 @@ README: tuple[tuple[str, str, str], ...] = (  # the reader's words, the benchmar
 )
 FRONT = {Path("README.md"): README, Path("docs/index.md"): README[:5]}
 FRONT_HEADS = ("measured", "shmload", "compared with")
-PLAIN_NAMES = {  # on pages of FRONT, what a benchmark calls the other cases
+PLAIN_NAMES = {  # name of a case in a benchmark -> its name on pages of FRONT
     "torch_inline": "torch without workers",
     "torch_getitems": "torch with batched reads",
     "Threads": "a thread pool",
@@ -49,14 +49,14 @@ HEADS = ("measured", "now", "beside it", "aim", "", "before", "now / before", "b
 
 @dataclass(frozen=True)
 class Line:
-    """A row over all rounds, with the earlier tree's.
+    """A row over all rounds, together with the earlier tree's row.
 
     Attributes:
-        row: of the round that has the median figure, so that all its texts are of the same round.
+        row: the row of the round with the median figure, so that all its texts are from the same round.
         before: the median of the earlier tree; None if it has no such row.
-        ratio: now over before within rounds; None without an earlier row.
-        word: `better`, `worse`, `same`, or empty if that is not judged.
-        spread: of the figure over rounds; None if there was only one.
+        ratio: this tree's figure over the earlier tree's, within rounds; None without an earlier row.
+        word: `better`, `worse` or `same`; empty if the row is not judged.
+        spread: the spread of the figure over rounds; None if there was only one round.
     """
 
     row: Row
@@ -94,11 +94,11 @@ Lines = Mapping[str, Sequence[Line]]  # by benchmark
 def write_pages(
     conditions: Mapping[str, Any], lines: Lines, notes: Mapping[str, str], root: Path = ROOT, *, is_whole: bool = True
 ) -> None:
-    """Writes a run into all pages.
+    """Writes the figures of a run into all pages.
 
     Args:
-        notes: the remark about a benchmark that has no rows, now or before.
-        is_whole: whether the run is of all benchmarks. Otherwise other sections are kept, and those of this run name it.
+        notes: benchmark -> the reason why it has no rows in this tree or the earlier one.
+        is_whole: whether the run has all benchmarks. If it does not, other sections are kept, and those of this run name it.
     Raises:
         SystemExit: a row of FRONT is missing, or a page has no place for it; then nothing is written.
     """
@@ -125,19 +125,19 @@ def between(page: str) -> str:
 
 
 def sections_of(page: str) -> dict[str, str]:
-    """Returns, by benchmark, the text below its heading."""
+    """Returns a dict: benchmark -> the text below its heading."""
     parts = (part.partition("\n") for part in page.split("\n## ")[1:])
     return {name: text.strip() for name, _, text in parts}
 
 
 def cells_of(text: str) -> list[list[str]]:
-    """Returns the cells of a section's or page's table without its head."""
+    """Returns the cells of each row of a table, without its head."""
     rows = [line for line in text.splitlines() if line.startswith("| ")][1:]
     return [[cell.strip().replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", row)[1:-1]] for row in rows]
 
 
 def front(path: Path, page: str) -> str:
-    """Returns the table of a page of FRONT, made from the page of measurements, below the line of the run that most rows are from.
+    """Returns the text of a page of FRONT, made from the page of measurements: the run that most rows are from, and the table.
 
     Rows of other runs are dated.
     """
@@ -157,7 +157,7 @@ def front(path: Path, page: str) -> str:
 
 
 def plain(beside: str) -> str:
-    """Returns a row's text on the other cases in words that need no explanation, and without shmload, which has a column."""
+    """Returns a row's text about the other cases with their plain names, and without shmload, which has its own column."""
     for name, words in PLAIN_NAMES.items():
         beside = re.sub(rf"(?<![\w-]){re.escape(name)}(?![\w-])", words, beside)
     return re.sub(r"^shmload [\d.,]+, ", "", beside)
@@ -181,10 +181,10 @@ def where(conditions: Mapping[str, Any]) -> str:
 
 
 def measurements(conditions: Mapping[str, Any], lines: Lines, notes: Mapping[str, str], page: str) -> str:
-    """Returns the page's sections: the conditions, what has changed, and a table per benchmark.
+    """Returns the page's sections: the conditions, the changes, and a table per benchmark.
 
     Args:
-        page: an earlier run, whose other sections are kept; empty if there is none.
+        page: the text of an earlier run, whose other sections are kept; empty without one.
     """
     run = [when(conditions), where(conditions)]
     head, sections = page.split("\n\n")[:2] if page else [*run], sections_of(page)
@@ -194,7 +194,7 @@ def measurements(conditions: Mapping[str, Any], lines: Lines, notes: Mapping[str
         sections[name] = "\n\n".join(parts + ([notes[name]] if name in notes else []))
     rows = [(name, cells[0], cells[4], cells[8]) for name, text in sections.items() for cells in cells_of(text)]
     worse, better = ([row[:2] for row in rows if row[3] == word] for word in ("worse", "better"))
-    met, missed = ([row[:2] for row in rows if row[2] == word] for word in ("met", "missed"))  # a withdrawn row is neither
+    met, missed = ([row[:2] for row in rows if row[2] == word] for word in ("met", "missed"))  # a withdrawn row is in neither
     head.append(f"**Worse** beyond noise than before:{listed(worse)}")
     num_better = ", ".join(f"{name} ({count})" for name, count in Counter(name for name, _ in better).most_common())
     head.append(f"**Better** beyond noise than before: {f'rows of {num_better}' if better else 'nothing'}.")
@@ -209,7 +209,7 @@ def listed(rows: Sequence[tuple[str, str]]) -> str:
 
 
 def question(name: str) -> str:
-    """Returns the first paragraph of a benchmark's docstring."""
+    """Returns the first paragraph of a benchmark's docstring, which states what it measures."""
     path = Path(__file__).with_name(f"{name}.py")
     text = (ast.get_docstring(ast.parse(path.read_text())) if path.exists() else None) or ""
     return text.partition("\n\n")[0].replace("\n", " ")

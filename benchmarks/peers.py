@@ -1,20 +1,23 @@
-"""An adapter for the harness that measured shmload and its peers on the same five workloads.
+"""Adapt shmload to the harness that measured it and its peers on the same five workloads.
 
-Its five are 1 MiB records (W1), rows of 64 floats (W2), JPEGs to 224 (W3), windows of 1,025 tokens (W4) and variable-length dicts
-(W5). Every loader reads the same files and delivers the same tensors; the consumer reads a byte of every page. The harness is not
-changed: this file adds itself to its table of peers and runs its `bench.py`, whose arguments follow the harness's folder:
+The workloads are 1 MiB records (W1), rows of 64 floats (W2), JPEGs to 224 (W3), windows of 1,025 tokens (W4) and
+variable-length dicts (W5). Every loader reads the same files and delivers the same tensors; the consumer reads a byte of every
+page. The harness is not changed: this file adds itself to its table of peers and runs its `bench.py`. The arguments of
+`bench.py` come after the harness's folder:
 
     python -m benchmarks.peers HARNESS --data DIR --workload W2 --peer shmload --workers 2     (bench.py ... --peer shmload)
 
-`shmload` is the drop-in with the workload's own dataset, torch's shuffle; `shmload-seed` the same in seed mode;
-`shmload-tfrecord` reads W1 from TFRecord files and compares checksums; `shmload-in-place` reads W5 directly into the batch.
+`shmload` is the drop-in replacement with the workload's own dataset and torch's shuffle; `shmload-seed` is the same in seed
+mode; `shmload-tfrecord` reads W1 from TFRecord files and verifies checksums; `shmload-in-place` reads W5 directly into the
+batch.
 
-How to read: CPU microseconds a sample over all processes, consumer included. Give W3 at least 8 seconds per epoch: torch and the
-drop-in finish the batches of an abandoned epoch, and count them in the next. Read the files once before every run.
+How to read: The figures are CPU microseconds per sample over all processes, consumer included. Give W3 at least 8 seconds per
+epoch, because torch and the drop-in replacement finish the batches of an abandoned epoch and count them in the next. Read the
+files once before every run.
 
-Predicted: W1 140, W2 0.20, W3 1,236, W4 2.7, W5 12 (from the benchmarks beside this one).
+Predicted: W1 140, W2 0.20, W3 1,236, W4 2.7, W5 12 (from the other benchmarks in this folder).
 
-Result (2 cores, one of them busy with others' work, 2 workers, peers in turn, 2 or 3 rounds, least to most):
+Result (2 cores, one of them busy with other work, 2 workers, peers in turn, 2 or 3 rounds, lowest to highest):
 | | W1 | W2 | W3 | W4 | W5 |
 |---|---|---|---|---|---|
 | torch | 1,084-1,445 | 4.4-5.6 | 1,530-1,597 | 38 | 690-714 |
@@ -25,13 +28,13 @@ Result (2 cores, one of them busy with others' work, 2 workers, peers in turn, 2
 | shmload | 157-167 (191 before) | 0.18-0.21 | 1,331-1,363 | 2.8-3.1 | 17.8-18.7 |
 | shmload-seed | 178-179 (213 before) | 0.17 | 1,348-1,380 | 3.0-3.7 | 27 |
 | shmload-tfrecord, shmload-in-place | 165-180 | - | - | - | 13.0-13.6 |
-`before`: rows of 256 KiB and more were not yet copied past the caches. FFCV's W4 was 2.4 in a first, single run. Slower than the
-best: W2 by torch's sampler; W5 from samples, by a copy of each.
+`before`: when rows of 256 KiB and more did not yet bypass the caches. FFCV's W4 was 2.4 in a first, single run. shmload is
+slower than the best in W2 because of torch's sampler, and in W5 from samples because each sample is copied.
 
-W2 again, after torch's permutation was drawn without its spinning threads (quiet machine, in turn, 2 rounds): threads 0.28-0.30,
-shmload 0.18, shmload-seed 0.18; 8.9 to 9.1 M rows/s, threads 4.5 to 4.8.
+W2 again, after torch's permutation was drawn without its spinning threads (quiet machine, in turn, 2 rounds): threads
+0.28-0.30, shmload 0.18, shmload-seed 0.18; 8.9 to 9.1 M rows/s, threads 4.5 to 4.8.
 
-W3 again, after only the data that a crop needs was decoded (other files of 91 kB, load 14 by others' work, 2 rounds): torch
+W3 again, after only the data that a crop needs was decoded (other files of 91 kB, load 14 from other work, 2 rounds): torch
 1,934-1,954, SPDL's threads 1,720-1,882, shmload 1,442-1,601, shmload-seed 1,569-1,593, SPDL's own FFmpeg 3,649-3,908.
 """
 
@@ -53,7 +56,7 @@ FIELDS = ("a", "b", "c")  # of W5, in addition to the string `id`
 
 
 class Ctx(Protocol):
-    """The context that the harness gives an adapter."""
+    """The context that the harness passes to an adapter."""
 
     workload: str
     workers: int
@@ -118,7 +121,7 @@ DATASETS: dict[str, Callable[[Ctx], Any]] = {"W1": records, "W2": rows, "W3": im
 
 
 def epochs(ctx: Ctx, dataset: Any, **more: Any) -> Epoch:
-    """Returns the function that the harness calls: epoch number -> its batches."""
+    """Returns the function that the harness calls: number of an epoch -> its batches."""
     if ctx.workload == "W5":
         more["ragged"] = "jagged"
     loader: ShmLoader[Any] = ShmLoader(
@@ -134,7 +137,7 @@ def epochs(ctx: Ctx, dataset: Any, **more: Any) -> Epoch:
 
 
 def with_lengths(loader: ShmLoader[Any]) -> Iterator[dict[str, Any]]:
-    """Yields W5 as its peers deliver it: concatenated values, lengths, strings."""
+    """Yields W5 as the other loaders deliver it: concatenated values, lengths, strings."""
     for batch in loader:
         lengths = {f"{name}_len": batch[name].lengths for name in FIELDS}
         yield {"id": batch["id"], **{name: batch[name].values for name in FIELDS}, **lengths}

@@ -1,10 +1,10 @@
-"""What does one index of a shuffled epoch cost, and how long until the first batch in the middle of it?
+"""Measure the cost per index of a shuffled epoch, and the time to the first batch in its middle.
 
-Method: every row is a process of its own. "per index" is the best of 7 timings: for shmload of a fill of 65,536 indices, for
-numpy's Generator.permutation and torch.randperm of the whole permutation, all they offer. "first batch" is the time from the
-start to 1,024 indices from the epoch's middle on, "held" the memory that remains in use. Peers are skipped if their 8 n bytes
-exceed `--max-bytes`. "shmload" takes the fastest instruction set the CPU has, "shmload avx2" and "shmload base" (plain x86-64, as
-before 2013) the same code compiled for less.
+Method: Every row is measured in a process of its own. "per index" is the best of 7 timings: for shmload, of filling 65,536
+indices; for numpy's Generator.permutation and torch.randperm, of the whole permutation, because they offer nothing else. "first
+batch" is the time from creation to 1,024 indices from the middle of the epoch. "held" is the memory that remains in use. Peers
+are skipped if their 8 n bytes exceed `--max-bytes`. "shmload" uses the fastest instruction set of the CPU; "shmload avx2" and
+"shmload base" (plain x86-64, as before 2013) are the same code compiled for older instruction sets.
 
 Result, 2 cores of a Xeon with AVX-512 at 2.6 GHz, numpy 2.4, torch 2.13 with 1 thread:
 
@@ -31,9 +31,9 @@ Result, 2 cores of a Xeon with AVX-512 at 2.6 GHz, numpy 2.4, torch 2.13 with 1 
        10^12  shmload avx2     3.05 ns        3.7 us        184 B
        10^12  shmload base     6.63 ns        7.5 us        184 B
 
-How to read it: the cost of an index does not depend on n, and seeking costs no more than the batch; the peers pay the
-whole epoch before its first batch, and their cost per index grows when the array outgrows the caches. 65,536 is the
-largest n with a table: its first batch pays the shuffle, about 3 ns per index, once per epoch.
+How to read: The cost of an index does not depend on n, and seeking costs no more than the batch. The peers pay for the whole
+epoch before its first batch, and their cost per index grows when the array outgrows the caches. 65,536 is the largest n with a
+table: its first batch pays for the shuffle, about 3 ns per index, once per epoch.
 
     python benchmarks/permutation.py [--json] [--max-bytes N]
 """
@@ -57,7 +57,7 @@ BATCH_SIZE = 1024
 
 
 def best_s(work: Callable[[], object]) -> float:
-    """Returns the shortest of seven runs."""
+    """Returns the duration of the shortest of seven runs."""
     times = []
     for _ in range(7):
         start = perf_counter()
@@ -67,7 +67,7 @@ def best_s(work: Callable[[], object]) -> float:
 
 
 def measure_shmload(n: int, isa: str | None) -> dict[str, float]:
-    """Measures our order: filling, seeking, and its memory."""
+    """Measures shmload's order: filling, seeking, and its memory."""
     out = np.empty(min(n, NUM_INDICES), np.int64)
     order = KeyedPermutation(n, seed=1, epoch=0, isa=isa)
     order.fill(0, out)
@@ -78,7 +78,7 @@ def measure_shmload(n: int, isa: str | None) -> dict[str, float]:
 
 
 def measure_peer(n: int, permute: Callable[[int], object]) -> dict[str, float]:
-    """Measures a whole permutation: its first batch is available only when all of it is."""
+    """Measures a whole permutation, because its first batch is available only when it is complete."""
     whole_s = best_s(lambda: permute(n))
     return {"index_s": whole_s / n, "first_batch_s": whole_s, "held_bytes": 8 * n}
 

@@ -1,12 +1,13 @@
-"""What remains of a loader's advantage when decoding is the work: JPEG photos of 500x375 to 224, batch 64?
+"""Measure what remains of a loader's advantage when decoding is the work: JPEG photos of 500x375 to 224, batches of 64.
 
-Method: the `photos` workload of `shmload bench`: simplejpeg and OpenCV, 2 forked workers, loaders in turn in fresh
-processes, the bytes compared. torch by `__getitem__` and at its best, without workers; a thread pool in the trainer.
+Method: The `photos` workload of `shmload bench`: simplejpeg and OpenCV, 2 forked workers; loaders take turns in fresh
+processes, and their bytes are compared. torch reads with `__getitem__`, with `__getitems__` at its best, and without workers; a
+thread pool in the trainer takes part, too.
 
-How to read: both use the same decoder, so the advantage can at most be the share of torch's CPU that is not decoding. The limit
-is one core that decodes into a resident batch, times the cores that workers have.
+How to read: Both use the same decoder, so the advantage can at most be the share of torch's CPU that is not decoding. The limit
+is the rate of one core that decodes into a resident batch, times the number of cores that workers have.
 
-Result (2 cores, 2 workers): 1.18x torch's photos/s at 0.84x its CPU a photo.
+Result (2 cores, 2 workers): 1.18x torch's photos/s at 0.84x its CPU per photo.
 """
 
 from dataclasses import asdict
@@ -15,7 +16,7 @@ from benchmarks.common import GETITEMS, INLINE, THREADS, Result, Row, Settings, 
 
 
 def measure(settings: Settings) -> Result:
-    """Measures the workload; the aim is to be no slower than any other."""
+    """Measures the workload. The aim is to be at least as fast as every other loader."""
     found, report = side_by_side("photos", ("shmload", "torch", GETITEMS, INLINE, THREADS), settings)
     rate = ratio(found, "samples_per_s", "shmload", "torch")
     cpu = ratio(found, "cpu_us_per_sample", "shmload", "torch")

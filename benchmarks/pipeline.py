@@ -1,16 +1,18 @@
-"""What does a pipeline cost over the loader that runs it, and what do single items cost?
+"""Measure the cost of a pipeline compared with the loader that runs it, and the cost of single items.
 
-Method: 2 forked workers, shuffled, a fresh process per case, in turn. Batches: ShmLoader in seed mode, and a Conveyer of
-Permutation, DistributedBatchedMap and Collate over the same function; photos of 3 x 224 x 224 uint8 that are copied, in batches
-of 64, and dicts of 64 numbers and a label, in batches of 256. Single items: the dicts without Collate, beside torch's
-DataLoader(batch_size=None).
+Method: 2 forked workers, shuffled, a fresh process per case, in turn. Batches: ShmLoader in seed mode is compared with a
+Conveyer of Permutation, DistributedBatchedMap and Collate over the same function, with photos of 3 x 224 x 224 uint8 that are
+copied, in batches of 64, and with dicts of 64 numbers and a label, in batches of 256. Single items: the dicts without Collate
+are compared with torch's DataLoader(batch_size=None).
 
-How to read: ratios of medians. A pipeline does the loader's own work with one more Python call per item, and a position instead
-of a step, so any loss per batch is visible.
+How to read: Look at the ratios of medians. A pipeline does the loader's own work with one more Python call per item, and with a
+position instead of a step, so any loss per batch is visible.
 
-Predicted: batches 0.95 to 1.0 of the loader's rate and 1.02 times its CPU a sample; single items 8 times torch's rate.
-Result (2 cores, other work on the machine): photos 1.03 times the loader's rate at 0.94 times its CPU, dicts 1.01 and 1.05; single
-items 26.5 times torch's rate at 0.03 times its CPU: cheap ones are fetched up to 64 at a time, which the prediction left out.
+Predicted: batches at 0.95 to 1.0 of the loader's rate and 1.02 times its CPU per sample; single items at 8 times torch's rate.
+
+Result (2 cores, other work on the machine): photos at 1.03 times the loader's rate and 0.94 times its CPU, dicts at 1.01 and
+1.05; single items at 26.5 times torch's rate and 0.03 times its CPU, because cheap items are fetched up to 64 at a time, which
+the prediction left out.
 """
 
 from typing import Any
@@ -41,7 +43,7 @@ class Samples:
 
 
 def conveyer(dataset: Samples, options: LoaderOptions) -> Loader:
-    """Returns the pipeline; with single items for a batch size of 1."""
+    """Returns the pipeline. With a batch size of 1, it delivers single items."""
     stages: list[Any] = [
         Permutation(len(dataset), repeating=False),
         DistributedBatchedMap(dataset.__getitem__, options.num_workers),
@@ -54,7 +56,7 @@ def conveyer(dataset: Samples, options: LoaderOptions) -> Loader:
 def torch_items(dataset: Samples, options: LoaderOptions) -> Loader:
     """Returns torch's loader of single items."""
     given = {**keywords(options), "batch_size": None}
-    loader: Loader = DataLoader(dataset, **given)  # type: ignore[arg-type]  # a dataset by its methods
+    loader: Loader = DataLoader(dataset, **given)  # type: ignore[arg-type]  # has a Dataset's methods
     return loader
 
 

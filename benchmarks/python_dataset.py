@@ -1,11 +1,12 @@
-"""What does changing one line bring to a plain Python dataset, (uint8 3x224x224, int) in batches of 64?
+"""Measure the gain from changing one line for a plain Python dataset, (uint8 3x224x224, int) in batches of 64.
 
-Method: the `python` workload of `shmload bench`: no protocol, 2 forked workers, loaders in turn in fresh processes,
-the bytes compared. Beside torch's DataLoader: without workers, and a thread pool in the trainer.
+Method: The `python` workload of `shmload bench`: no protocol, 2 forked workers; loaders take turns in fresh processes, and
+their bytes are compared. shmload is compared with torch's DataLoader, with and without workers, and with a thread pool in the
+trainer.
 
-How to read: ratios within a round, medians over rounds. The limit is one core's copy of the bytes (in the table above
-it). torch without workers differs between processes: about as fast as shmload in most runs, several times slower in
-others. The cause was not measured; one guess is the allocator, which may return the memory of each 10 MB batch.
+How to read: Compare ratios within a round, medians over rounds. The limit is one core's copy of the bytes, which is printed
+with the table. torch without workers differs between processes: it is about as fast as shmload in most runs, and several times
+slower in others. The cause was not measured; one guess is the allocator, which may return the memory of each 10 MB batch.
 """
 
 from dataclasses import asdict

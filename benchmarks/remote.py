@@ -1,42 +1,45 @@
-"""How fast do photos of 100 KB come from an object store, and what does that cost?
+"""Measure the rate and the CPU cost of reading photos of 100 KB from an object store.
 
-Method: 10,000 photos of 88 KB, a thousand different ones, cut from those that ship with shmload, packed into 45 tar shards of 20
-MB in a real S3-compatible store on this machine. Every case reads all of them once in a process of its own, 2 forked workers,
-batches of 64, the bytes of the photos delivered, nothing decoded; whole passes, imports excluded, start of the workers included.
-A virtual machine's memory that was given back to its host costs 3 s of CPU a GiB when it is touched again, which is 260 us a
-photo: so each case first touches memory of its own and, with a temporary file, that of the page cache, which is separate.
+Method: 10,000 photos of 88 KB, a thousand of them distinct, cut from those that ship with shmload, are packed into 45 tar
+shards of 20 MB in a real S3-compatible store on this machine. Every case reads all of them once in a process of its own, with 2
+forked workers and batches of 64. It delivers the bytes of the photos and decodes nothing. Whole passes are timed, including the
+start of the workers, without imports. If a virtual machine has given memory back to its host, touching it again costs 3 s of
+CPU per GiB, which is 260 us per photo. Therefore each case first touches its own memory and, with a temporary file, that of the
+page cache, which is separate.
 
-    raw       the client library alone (obstore): every shard by parallel ranges of 8 MB into memory, nothing looked at
+    raw       the client library alone (obstore): every shard in parallel ranges of 8 MB into memory; the content is ignored
     cold      ShmLoader over `RemoteDataset.indexed()`, block shuffle, an empty cache folder
     warm      the same folder once more
-    none      a private folder with room for fifteen shards, three windows
+    none      a private folder with room for fifteen shards, which are three windows
     fluent    RemoteDataset.to_tuple().batched() in ShmLoader, cold
     webdataset          1.0.2 over the same shards by presigned URLs and curl, torch's DataLoader
-    litdata, mosaicml   their own formats in the same store (remote_peers.py), the same three ways; once, as they take long
+    litdata, mosaicml   their own formats in the same store (remote_peers.py), the same three ways; once, because they take long
 
-How to read: server and reader share the two cores, so the server gets the CPU that a reader saves: CPU per photo including the
+How to read: Server and reader share the two cores, so the server gets the CPU that a reader saves; CPU per photo including the
 server's shows what the store could deliver. The trainer's CPU counts from the ninth batch on, when the ring has its final size.
-The store is the one that the environment names (AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY), else a gateway
-started for it. SHMLOAD_PEERS_PYTHON names a Python that has obstore, webdataset, litdata and mosaicml-streaming; what it lacks is
-skipped. Rows that name no peer compare a tree with an earlier one where the peers are missing.
+The store is the one that the environment names (AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY), or else a gateway
+that is started for the benchmark. SHMLOAD_PEERS_PYTHON names a Python that has obstore, webdataset, litdata and
+mosaicml-streaming; the libraries that it lacks are skipped. Rows that name no other library are for comparing a tree with an
+earlier one where these are missing.
 
 Result (2 cores, quiet, two rounds of everything; raw and cold four rounds more):
 | | raw | cold | warm | none | fluent | webdataset | litdata cold, warm, none | mosaicml cold, warm |
 |---|---|---|---|---|---|---|---|---|
 | MB/s | 531-630 | 459-671 | 1764-3335 | 572-599 | 506-590 | 249-260 | 220, 509, 304 | 148-162, 172-252 |
-| CPU us a photo | 67-77 | 98-141 | 40-62 | 104-118 | 123-142 | 415-426 | 465, 211, 347 | 642-679, 423-650 |
+| CPU us per photo | 67-77 | 98-141 | 40-62 | 104-118 | 123-142 | 415-426 | 465, 211, 347 | 642-679, 423-650 |
 | with the server's | 198-245 | 233-315 | 52-73 | 274-280 | 282-302 | 540-573 | 644, 231, 454 | 748-850, 430-686 |
-Cold over raw by wall time: 0.74, 0.90, 0.93, 1.03, 1.15, 1.20; by CPU with the server's 0.66 to 0.98, median 0.75. Over
-webdataset 1.85 and 2.58, where raw is 2.25 and 2.45: remote_http.py reads the same from a server that costs almost nothing, 3.3
-times as fast. The trainer takes 0.021-0.027 s a GiB cold, 0.010-0.012 warm, 0.008-0.010 in batches of 256. mosaicml with room for
-300 MB was stopped after 60 s, and in the second round failed with "Relative sample index 26 is not present". Fluent copies three
-times where the view copies once: to bytes, to the slot, to bytes again. With room for 303 MB the folder took 300, a worker 38-49
-of private memory, the trainer 4-9 more.
+Cold over raw by wall time: 0.74, 0.90, 0.93, 1.03, 1.15, 1.20; by CPU with the server's 0.66 to 0.98, median 0.75. Cold over
+webdataset 1.85 and 2.58, where raw is 2.25 and 2.45. remote_http.py reads the same data from a server that costs almost
+nothing, 3.3 times as fast as webdataset. The trainer takes 0.021-0.027 s per GiB cold, 0.010-0.012 warm, and 0.008-0.010 in
+batches of 256. mosaicml with room for 300 MB was stopped after 60 s, and in the second round failed with "Relative sample index
+26 is not present". `fluent` copies three times where `indexed()` copies once: to bytes, to the slot, and to bytes again. With
+room for 303 MB, the folder took 300 MB, a worker 38-49 MB of private memory, and the trainer 4-9 MB more than before.
 
-What helped, predicted and found: no wait for the disk before a copy is named (0.5 s of a pass: cold 0.77 of raw by wall time
-before), socket to file without the GIL (-10 us: -6, and beside a thread that runs Python 1.24 times the rate), fewer Python calls
-for a batch that is waited for (trainer, cold: 0.068 and 0.043 before). Tried, with other results than predicted: splice from
-socket to file (-15 us: none, and the server pays more); two shards at once in each worker.
+These changes helped: not waiting for the disk before a copy is named (predicted 0.5 s of a pass; before, cold was 0.77 of raw
+by wall time); copying from socket to file without the GIL (predicted -10 us; found -6, and 1.24 times the rate beside a thread
+that runs Python); fewer Python calls for a batch that is waited for (trainer, cold: 0.068 and 0.043 before). These were tried,
+with other results than predicted: splice from socket to file (predicted -15 us; no gain, and the server pays more); two shards
+at once in each worker.
 """
 
 from __future__ import annotations
@@ -65,14 +68,14 @@ from benchmarks.common import Result, Row, Settings, main
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "storage"))
 
-import store_kit  # the path is set first
+import store_kit  # after its folder is in sys.path
 
 BUCKET, FOLDER = "shmload-benchmark", "photos"
 NUM_PHOTOS, NUM_TILES = 10_000, 1000
 SHARD_NBYTES = 20_000_000
 BATCH = 64
-DEADLINE_S = 60  # of a case
-NUM_SETTLING = 8  # batches until the ring's slots have their final size
+DEADLINE_S = 60  # for a case
+NUM_SETTLING = 8  # batches after which the ring's slots have their final size
 CACHE_BYTES = 15 * (SHARD_NBYTES + 200_000)
 INTERPRETER = "SHMLOAD_PEERS_PYTHON"  # names a Python that has obstore, litdata, mosaicml-streaming, webdataset
 TOUCHED_NBYTES = 3 << 29
@@ -133,7 +136,7 @@ def pack_into(store: Any) -> None:
         store.put(MANIFEST_NAME, manifest.dump())
 
 
-_settled: list[tuple[float, int]] = []  # the trainer's CPU and the bytes so far, when workers and ring were ready
+_settled: list[tuple[float, int]] = []  # the trainer's CPU and the bytes so far: once workers and ring are ready, and at the end
 
 
 def s3() -> Any:
@@ -256,7 +259,7 @@ MOST_US = {"cold": 150, "warm": 70, "none": 120, "fluent": 150}  # aims
 
 
 def touch_memory(place: str) -> None:
-    """Makes the host provide the memory that the case will use: its own and that of the page cache."""
+    """Makes the host provide the memory that the case will use: its own, and that of the page cache."""
     with mmap.mmap(-1, TOUCHED_NBYTES) as memory:
         memory.madvise(23)  # MADV_POPULATE_WRITE
     piece = bytes(1 << 20)
@@ -268,7 +271,7 @@ def touch_memory(place: str) -> None:
 def run(case: str, folder: str, read: Callable[[str, str], dict[str, int]]) -> None:
     """Runs one case in this process. `read` maps (case, folder) to the bytes that were read and further figures."""
     for module in ("obstore", "boto3", "webdataset", "shmload.loader", "shmload.remote.remote_dataset"):
-        with contextlib.suppress(ImportError):  # the other interpreter may have it
+        with contextlib.suppress(ImportError):  # only the other interpreter may have it
             importlib.import_module(module)
     touch_memory(os.path.dirname(folder))
     begin, mine = time.perf_counter(), time.process_time()
@@ -325,14 +328,14 @@ def peers_python() -> str:
 
 
 def in_a_process(case: str, folder: str, interpreter: str, module: str = "benchmarks.remote") -> dict[str, float]:
-    """Runs a case with the interpreter that has its libraries; includes the CPU of the server if that runs here."""
+    """Runs a case with the interpreter that has its libraries. Includes the CPU of the server if that runs on this machine."""
     before = server_cpu_s()
     command = [interpreter, "-W", "ignore", "-m", module, "case", case, folder]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
         try:
             out, said = process.communicate(timeout=DEADLINE_S)
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)  # including its workers, which would continue to write
+            os.killpg(process.pid, signal.SIGKILL)  # with its workers, which would continue to write
             raise LookupError(f"{case}: not done after {DEADLINE_S} s") from None
     if process.returncode:
         raise LookupError(f"{case}: {(said.strip() or 'no word').splitlines()[-1][:200]}")
@@ -361,7 +364,7 @@ def server_cpu_s() -> float:
 
 
 def no_store() -> str | None:
-    """Returns why there is no store, or None if there is one with the bucket, named by the environment."""
+    """Starts a store unless the environment names one, and creates the bucket. Returns why this is impossible, or None."""
     if "AWS_ENDPOINT_URL" not in os.environ:
         try:
             server = store_kit.s3_server()
@@ -403,7 +406,7 @@ def measure(settings: Settings) -> Result:
 
 
 def pack_for(peer: str) -> None:
-    """Makes a peer write its own format."""
+    """Makes a peer write the photos to the store in its own format."""
     command = [peers_python(), "-W", "ignore", "-m", "benchmarks.remote_peers", peer]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     if done.returncode:

@@ -1,15 +1,15 @@
-"""How fast do the photos of benchmarks/remote.py come if the server costs almost nothing?
+"""Measure the rate of reading the photos of benchmarks/remote.py from a server that costs almost nothing.
 
-Method: the same shards as files behind nginx, which sends them from the page cache by sendfile; ShmLoader over
-`RemoteDataset.indexed()` with an empty cache folder, webdataset 1.0.2 over the same URLs by curl and torch's DataLoader, in turn
-in each round, each in a process of its own; 2 workers, batches of 64, whole passes, imports excluded.
+Method: The same shards are files, which nginx sends from the page cache by sendfile. ShmLoader over `RemoteDataset.indexed()`
+with an empty cache folder and webdataset 1.0.2 over the same URLs, by curl and torch's DataLoader, take turns in each round,
+each in a process of its own; 2 workers, batches of 64, whole passes, without imports.
 
-How to read: an S3 gateway on the same two cores takes half of the CPU that there is, so with it no reader can be three times as
-fast as webdataset: the client library that reads and drops the same bytes is 2.3 to 2.5 times as fast. This benchmark reads the
-same data without that gateway.
+How to read: An S3 gateway on the same two cores takes half of the available CPU, so with it no reader can be three times as
+fast as webdataset: even the client library that reads and drops the same bytes is only 2.3 to 2.5 times as fast. This benchmark
+reads the same data without that gateway.
 
-Result (2 cores, 3 rounds, quiet machine): 1,075 MB/s and 1.13 s of CPU (server 0.18) against 324 MB/s and 4.47 s (server 0.10):
-3.3 times the rate for a quarter of the readers' CPU.
+Result (2 cores, 3 rounds, quiet machine): 1,075 MB/s and 1.13 s of CPU (server 0.18), compared with 324 MB/s and 4.47 s (server
+0.10): 3.3 times the rate for a quarter of the readers' CPU.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ uwsgi_temp_path {folder}/u; scgi_temp_path {folder}/s; server {{ listen 127.0.0.
 
 @contextmanager
 def served(root: str) -> Iterator[tuple[str, int]]:
-    """Yields URL and process id of a server of a folder's files."""
+    """Starts a server of a folder's files, and yields its URL and process id."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

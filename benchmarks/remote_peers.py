@@ -1,9 +1,9 @@
-"""The same photos by litdata and mosaicml-streaming, each in the format it writes itself, for benchmarks/remote.py.
+"""Write and read the photos of benchmarks/remote.py with litdata and mosaicml-streaming, each in its own format.
 
     python -m benchmarks.remote_peers litdata|mosaicml          writes them to the bucket, unless they are there
     benchmarks.remote case litdata|mosaicml FOLDER              reads them, with FOLDER as the local copy
 
-Both are read with a shuffle, 2 workers and batches of 64, and give bytes.
+Both read with a shuffle, 2 workers and batches of 64, and deliver bytes.
 """
 
 from __future__ import annotations
@@ -40,8 +40,9 @@ def _write_litdata(folder: str, photos: Iterable[bytes]) -> None:
 
 
 def mosaicml_package() -> Any:
-    """Imports mosaicml's package. It imports torchvision, whose operators the CPU build of torch may lack: two of them are
-    declared.
+    """Imports mosaicml's package.
+
+    It imports torchvision, whose operators the CPU build of torch may lack. Therefore two of them are declared first.
     """
     import torch
 
@@ -65,7 +66,7 @@ _WRITERS: dict[str, Callable[[str, Iterable[bytes]], None]] = {"litdata": _write
 
 
 def read(peer: str, bucket: str, folder: str, cache_bytes: int | None = None) -> tuple[int, int]:
-    """Reads one epoch; returns the numbers of bytes and samples."""
+    """Reads one epoch. Returns the numbers of bytes and samples."""
     os.makedirs(folder, exist_ok=True)
     total = seen = 0
     for batch in _loader(peer, f"s3://{bucket}/{peer}", folder, cache_bytes):
@@ -75,7 +76,7 @@ def read(peer: str, bucket: str, folder: str, cache_bytes: int | None = None) ->
 
 
 def _columns(rows: list[dict[str, Any]]) -> dict[str, list[Any]]:
-    """Makes a batch of columns; litdata gives memoryviews, which torch's collate and queue do not accept."""
+    """Collates samples into columns of bytes, because torch's collate and queue do not accept litdata's memoryviews."""
     return {"jpg": [bytes(row["jpg"]) for row in rows], "cls": [row["cls"] for row in rows]}
 
 
@@ -84,7 +85,7 @@ def litdata_dataset(url: str, folder: str, **options: Any) -> Any:
     import litdata
     from litdata.streaming import downloader
 
-    downloader._OBSTORE_CLIENT_OPTIONS["allow_http"] = True  # there is no argument for it
+    downloader._OBSTORE_CLIENT_OPTIONS["allow_http"] = True  # no argument sets it
     store = {
         "endpoint_url": os.environ["AWS_ENDPOINT_URL"],
         "aws_access_key_id": os.environ["AWS_ACCESS_KEY_ID"],

@@ -1,22 +1,22 @@
-"""How fast do windows of tokens come from an object store, and what does that cost, beside LitData and MosaicML Streaming?
+"""Measure the rate and CPU cost of reading windows of tokens from an object store, compared with LitData and MosaicML Streaming.
 
-Method: 40,000 windows of 2,049 tokens, uint16, 164 MB, in shards of 20 MB, in the store of benchmarks/remote.py: as `.npy` files,
-as LitData's TokensLoader has them, and as MosaicML's arrays. Every case reads all once, shuffled, in a process of its own, 2
-forked workers, batches of 32, start of the workers included, imports excluded; cold with an empty folder, then warm with the
-same. The sum of all tokens is checked.
+Method: 40,000 windows of 2,049 uint16 tokens, 164 MB, are in shards of 20 MB in the store of benchmarks/remote.py: as `.npy`
+files, in the format of LitData's TokensLoader, and as MosaicML's arrays. Every case reads all of them once, shuffled, in a
+process of its own, with 2 forked workers and batches of 32, including the start of the workers, without imports. It reads cold
+with an empty folder, then warm with the same folder. The sum of all tokens is checked.
 
     npy                      ShmLoader over `RemoteDataset.indexed()`, block shuffle
-    of litdata, of mosaicml  the same over what those have written
+    of litdata, of mosaicml  the same over the shards that these libraries have written
     litdata, mosaicml        their own readers and loaders (TokensLoader; torch's DataLoader)
 
-How to read: as benchmarks/remote.py. CPU is that of the reader's processes per window; the second figure includes the server's.
+How to read: See benchmarks/remote.py. CPU is that of the reader's processes per window; the last figure includes the server's.
 
 Result (2 cores, beside other programs at a load of 7, one round):
 | | npy | of litdata | of mosaicml | litdata | mosaicml |
 |---|---|---|---|---|---|
-| cold, MB/s; CPU us a window | 116; 26 | 68; 28 | 63; 38 | 23; 93 | 17; 279 |
+| cold, MB/s; CPU us per window | 116; 26 | 68; 28 | 63; 38 | 23; 93 | 17; 279 |
 | warm | 148; 21 | 75; 24 | 111; 29 | 79; 65 | 22; 211 |
-Predicted: 0.3 of LitData's CPU. Found at first: 0.7 cold and 1.0 warm, because numpy's state was read twice for each chunk of a
+Predicted: 0.3 of LitData's CPU. At first it was 0.7 cold and 1.0 warm, because numpy's state was read twice for each chunk of a
 batch, to detect whether its samples drew random numbers.
 """
 
@@ -76,7 +76,7 @@ def write(kind: str, folder: str) -> None:
 
 
 def upload(kind: str) -> None:
-    """Uploads them to the store's bucket, unless they are there already."""
+    """Uploads the windows to the store's bucket, unless they are already there."""
     client, prefix = remote.s3(), f"tokens/{kind}"
     if client.list_objects_v2(Bucket=remote.BUCKET, Prefix=f"{prefix}/").get("KeyCount"):
         return
@@ -102,7 +102,7 @@ def own(kind: str, folder: str) -> Iterator[Any]:
 
 
 def peers(kind: str, folder: str) -> Iterator[Any]:
-    """Yields batches of litdata or mosaicml."""
+    """Yields the batches of litdata or mosaicml."""
     import torch
 
     url = f"s3://{remote.BUCKET}/tokens/{kind}"
@@ -122,7 +122,7 @@ def peers(kind: str, folder: str) -> Iterator[Any]:
 
 
 def read(case: str, folder: str) -> dict[str, int]:
-    """Reads one pass; returns bytes, windows, and the sum of the tokens."""
+    """Reads one pass. Returns the number of bytes, and the sum of the tokens."""
     kind = case.removeprefix("of ")
     batches: Iterable[Any] = peers(kind, folder) if case in ("litdata", "mosaicml") else own(kind, folder)
     total = seen = 0
@@ -160,7 +160,7 @@ def measure(settings: Settings) -> Result:
 
 
 def rows_of(found: dict[str, list[dict[str, float]]]) -> list[Row]:
-    """Returns the cost of the plain files, and the ratios of the medians to the best peer's."""
+    """Returns the cost of the plain files, and the ratios of the medians to those of the best peer."""
 
     def middle(name: str, of: Callable[[dict[str, float]], float]) -> float:
         return median(map(of, found[name]))

@@ -1,26 +1,30 @@
-"""What does a position cost: to ask for it, to come back to it, and the reseeding that makes samples repeat?
+"""Measure the cost of saving a position, of resuming from it, and of the reseeding that makes samples repeatable.
 
-Method: fresh start and resume are the time from making the loader, with loading a state, to its first batch in hand: 256 indices of
-a dataset of 10^10 (seed mode) and 10^7 (torch mode, beside torchdata's StatefulDataLoader), shuffled, one forked worker. Nobody
-reads nine million samples to get a state: each is the loader's first state with the counts increased, and a loader whose first
-batch is not that of the position fails the benchmark. Each case runs in a fresh process, which starts a small loader of the same
-kind before the clock starts; cases take turns, and ratios are of one round. In seed mode, whose starts take milliseconds, it is
-the best of five. state_dict() is timed once after each of 200 batches, with two workers; the median. Reseeding is the additional
+Method: A fresh start and a resume are timed from the creation of the loader, including loading a state, to its first batch: 256
+indices of a dataset of 10^10 (seed mode) and 10^7 (torch mode, compared with torchdata's StatefulDataLoader), shuffled, one
+forked worker. It would take too long to read nine million samples for a state. Instead, each state is the loader's first state
+with its counts increased, and the benchmark fails if a loader's first batch is not that of the position. Each case runs in a
+fresh process, which starts a small loader of the same kind before the clock starts. Cases take turns, and ratios are of one
+round. In seed mode, where a start takes milliseconds, the figure is the best of five.
+
+state_dict() is timed once after each of 200 batches, with two workers; the figure is the median. Reseeding is the additional
 CPU of a sample that draws nothing, compared with seed_samples=False, in turn, the best of five: random, numpy and torch are
-seeded before each sample. It is compared with their public calls.
+seeded before each sample. It is compared with seeding by their public functions.
 
-How to read: a position in a formula is reached at no cost, so a resume should cost as much as a start. In torch mode the order is
-torch's own permutation, which must be drawn (that is most of the time for every loader); torchdata then counts up to the
+How to read: A position in a formula is reached at no cost, so a resume should cost as much as a start. In torch mode the order
+is torch's own permutation, which must be drawn (for every loader, that is most of the time); torchdata then counts up to the
 position.
 
-Predicted: 10 us, 1.0x, 15 us. Result (2 cores, other work on the machine):
+Predicted: 10 us for state_dict(), 1.0x for a resume, 15 us for reseeding.
+
+Result (2 cores, other work on the machine):
 | | |
 |---|---|
 | state_dict(), seed mode | 1.4 us, 154 bytes |
 | state_dict(), torch mode | 6.3 us, 3739 bytes |
 | resume at 10^9 of 10^10 over a fresh start, seed mode | 0.83x (16 ms and 20 ms) |
 | resume at 9 M of 10 M, torch mode | 0.26 s, torchdata 3.95 s, fresh 0.22 s |
-| seed_samples | 0.83 us; by the public calls 7.6 us (later, when everything took 1.4 times as long) |
+| seed_samples | 0.83 us; by the public functions 7.6 us (later, when everything took 1.4 times as long) |
 """
 
 import json
@@ -49,7 +53,7 @@ SEED = 3
 
 
 class Numbers(Dataset[Any]):
-    """A dataset of its indices."""
+    """A dataset whose samples are their indices."""
 
     def __init__(self, n: int) -> None:
         self.n = n
@@ -88,14 +92,14 @@ LOADERS: dict[str, Callable[..., Any]] = {"seed mode": seed_mode, "torch mode": 
 
 
 class Position(NamedTuple):
-    """A state that no loader has saved, and the indices of the batch that follows it."""
+    """A state that was constructed, not saved by a loader, and the indices of the batch that follows it."""
 
     state: dict[str, Any]
     batch: list[int]
 
 
 def seed_mode_position() -> Position:
-    """Returns the position at `FAR` batches of seed mode."""
+    """Returns the position of seed mode after `FAR` batches."""
     with seed_mode(HUGE) as loader:
         state = with_checksum({**loader.state_dict(), "position": FAR * BATCH})
     schedule = Schedule(HUGE, batch_size=BATCH, seed=SEED, shuffle=True)
@@ -103,7 +107,7 @@ def seed_mode_position() -> Position:
 
 
 def torch_mode_position() -> Position:
-    """Returns the position at `LATE` batches of torch mode. Its batch is that of torch's own sampler."""
+    """Returns the position of torch mode after `LATE` batches. Its batch is that of torch's own sampler."""
     torch.manual_seed(SEED)
     with torch_mode(LARGE) as loader:
         next(iter(loader))
@@ -117,7 +121,7 @@ def torch_mode_position() -> Position:
 
 
 def torchdata_position() -> Position:
-    """Returns the position at `LATE` batches of torchdata's loader."""
+    """Returns the position of torchdata's loader after `LATE` batches."""
     loader = torchdatas(LARGE)
     next(iter(loader))
     state: dict[str, Any] = loader.state_dict()
@@ -139,7 +143,7 @@ def first_batch(make: Callable[..., Any], n: int, position: Position | None) -> 
     """Returns the seconds from the creation of a loader, including loading a state, to its first batch.
 
     Raises:
-        ValueError: it is the batch of another position.
+        ValueError: the batch is that of another position.
     """
     began = time.perf_counter()
     loader = make(n)
@@ -226,7 +230,7 @@ def resumes(rounds: int) -> tuple[list[Row], dict[str, Any]]:
 
 
 def read_us(**options: Any) -> float:
-    """Returns the CPU of a sample that itself costs nothing, in the process that reads it."""
+    """Returns the CPU microseconds per sample if the sample itself costs nothing, in the process that reads it."""
     num_passes = 3
     with ShmLoader(Numbers(NUM_READ), 1000, seed=1, collate_fn=len, **options) as loader:
         began = time.process_time()
@@ -244,7 +248,7 @@ def seed_publicly() -> None:
 
 
 def measure(settings: Settings) -> Result:
-    """Measures all three questions."""
+    """Measures state_dict(), resumes and reseeding."""
     asked, states_found = states(settings.rounds)
     resumed, resumes_found = resumes(settings.rounds)
     kept = random.getstate(), np.random.get_state(), torch.get_rng_state()

@@ -1,4 +1,4 @@
-"""Datasets, collate functions and loaders of the benchmarks of variable-length samples and text."""
+"""Datasets, collate functions and loaders for the benchmarks of variable-length samples and text."""
 
 from collections.abc import Callable, Iterator
 from datetime import date
@@ -14,7 +14,7 @@ FIELDS = ("a", "b", "c")
 
 
 class Dicts:
-    """Samples of three float32 arrays of 100 to 2,000 values and a string, copied from one flat array: the peers' workload W5."""
+    """Samples of three float32 arrays of 100 to 2,000 values and a string, copied from one flat array (W5 of peers.py)."""
 
     def __init__(self, num_samples: int = 20_000) -> None:
         lengths = np.random.default_rng(8).integers(100, 2001, 3 * num_samples)
@@ -33,7 +33,7 @@ class Dicts:
 
 
 class DictsInPlace(Dicts):
-    """The same, written directly into the batch."""
+    """The same samples, written directly into the batch."""
 
     schema: ClassVar = {**dict.fromkeys(FIELDS, ("float32", (None,))), "id": str}
 
@@ -80,7 +80,7 @@ class Listed:
 
 
 def end_to_end(samples: list[dict[str, Any]]) -> dict[str, Any]:
-    """Concatenates a field's values and gives their lengths: a collate function."""
+    """Collates samples by concatenating the values of each field, and adds their lengths."""
     batch: dict[str, Any] = {"id": [sample["id"] for sample in samples]}
     for name in FIELDS:
         arrays = [sample[name] for sample in samples]
@@ -90,7 +90,7 @@ def end_to_end(samples: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def as_lists(samples: list[dict[str, Any]]) -> dict[str, Any]:
-    """Makes a list of tensors for each field: a collate function."""
+    """Collates each field into a list of tensors."""
     batch: dict[str, Any] = {name: [torch.from_numpy(sample[name]) for sample in samples] for name in FIELDS}
     batch["id"] = [sample["id"] for sample in samples]
     return batch
@@ -109,7 +109,7 @@ shmload_list, shmload_pad, shmload_nested, shmload_jagged = (_ragged(mode) for m
 
 
 class Alone:
-    """Not a loader: reads the dataset in the trainer and drops the samples."""
+    """A substitute for a loader that reads the dataset in the trainer and drops the samples."""
 
     def __init__(self, dataset: Any, options: LoaderOptions) -> None:
         self.dataset, self.batch_size = dataset, options.batch_size

@@ -1,12 +1,13 @@
-"""What does an index of each sampling order cost, and how much padding do batches by length save?
+"""Measure the cost per index of each sampling order, and the padding that batches by length save.
 
-Method: every row is a process of its own, n = 10^6. "per index" is an epoch read in batches of 64 (32 by length), the order's own
-preparation included, over its indices; "first batch" the time from nothing to one batch in the epoch's middle. torch's samplers
-are iterated as its DataLoader does it, and cannot start in the middle. Best of three.
+Method: Every row is measured in a process of its own, with n = 10^6. "per index" is the time to read an epoch in batches of 64
+(32 by length), including the order's own preparation, over its number of indices. "first batch" is the time from the start to
+one batch in the middle of the epoch. torch's samplers are iterated as its DataLoader does it, and cannot start in the middle.
+The figures are the best of three.
 
-Padding: log-normal lengths (mean of the logarithm 4.5, deviation 0.8, at most 2,048: mean 124), batches of 32 or of 4,096 tokens.
-"padding" is its share of the batches' rows; "8 ranks" what the busiest rank of a step reads over the mean of all, summed over
-the steps: by how much the slowest rank makes a run longer.
+Padding: The lengths are log-normal (mean of the logarithm 4.5, deviation 0.8, at most 2,048: mean 124), in batches of 32
+samples or of 4,096 tokens. "padding" is the share of padding in the batches' rows. "8 ranks" is what the busiest rank of a step
+reads over the mean of all ranks, summed over the steps. It shows by how much the slowest rank makes a run longer.
 
 Result, 2 cores of a Xeon with AVX-512 at 2.6 GHz, numpy 2.4, torch 2.13 with 1 thread:
 
@@ -28,10 +29,10 @@ Result, 2 cores of a Xeon with AVX-512 at 2.6 GHz, numpy 2.4, torch 2.13 with 1 
     the same, window=1000                1.0%         75.9%      1.06
     TokenBudget of 4,096                 1.9%         61.5%      1.03
 
-How to read it: a formula costs the same in the middle as at the start; what is computed per epoch (without replacement, by
-length) is paid once, by the first batch. In bulk, 65,536 at a time, BlockShuffle takes 5 to 12 ns and Weighted 7 to 12: the rest
-is the batches' own 2 us. With a budget, ranks have equal work; with batches of 32, groups of neighbors help, more so with larger
-windows.
+How to read: A formula costs the same in the middle as at the start. What is computed per epoch (without replacement, by length)
+is paid for once, by the first batch. In bulk, 65,536 at a time, BlockShuffle takes 5 to 12 ns and Weighted 7 to 12; the rest is
+the 2 us that each batch costs. With a token budget, ranks have equal work. With batches of 32, groups of neighbors help, and
+larger windows help more.
 
     python benchmarks/sampling.py [--json]
 """
@@ -66,7 +67,7 @@ def weights() -> NDArray[np.float64]:
 
 
 def of_torch(kind: str) -> Callable[[], Iterable[list[int]]]:
-    """Returns torch's batches of one epoch."""
+    """Returns a function that returns torch's batches of one epoch."""
     import torch
     from torch.utils.data import BatchSampler, RandomSampler, WeightedRandomSampler
 
@@ -128,7 +129,7 @@ BY_LENGTH: dict[str, Callable[[], Bucketed]] = {
 
 
 def best_s(work: Callable[[], object]) -> float:
-    """Returns the shortest of three runs."""
+    """Returns the duration of the shortest of three runs."""
     times = []
     for _ in range(3):
         start = perf_counter()

@@ -1,22 +1,24 @@
-"""4,096 ranks, 10^11 samples, a million shards: what do the order, a resume, the plan of shards and the metadata cost?
+"""Measure the order, a resume, the plan of shards and the metadata with 4,096 ranks, 10^11 samples and a million shards.
 
-Method: no such job runs here, so one process runs the product's own code for each role, and one of several equal roles. A rank is
-a ShmLoader with world_size=4096 over a dataset of its indices. Every rank in turn computes one step of the order. The plan is
-that of a dataset whose manifest names a million shards of 100,000 samples; none of them exists, because nothing of them is read.
+Method: No such job runs here. Instead, one process runs the product's own code for each role, and for one of several equal
+roles. A rank is a ShmLoader with world_size=4096 over a dataset of its indices. Every rank in turn computes one step of the
+order. The plan is that of a dataset whose manifest names a million shards of 100,000 samples. The shards do not exist, because
+they are not read.
 
-    order       one step of all ranks, at three places of the epoch: no index twice, and their positions (the permutation
-                inverted) are those of the step; then the same step by a quarter and by twice as many ranks
-    resume      first batch of the last rank, fresh and at nine tenths of the epoch
-    metadata    the manifest: its size, the time to open it, memory of a process, and of a forked worker that plans with it
-    plan        a seek in the order of shards; with 512 nodes, the shards of each node over an equal share
+    order       one step of all ranks, at three places of the epoch: no index occurs twice, and their positions (by the inverse
+                permutation) are those of the step; then the same step by a quarter and by twice as many ranks
+    resume      the first batch of the last rank, fresh and at nine tenths of the epoch
+    metadata    the manifest: its size, the time to open it, the memory of a process, and of a forked worker that plans with it
+    plan        a seek in the order of shards; with 512 nodes, the number of shards of each node over an equal share
 
-How to read: bounds, not rates. The manifest grows with the number of shards, and is read once when the dataset is made. The index
-grows with the number of samples, 70 bytes each, and a node has only that of its own shards. Nothing grows with the number of
-ranks.
+How to read: The figures are bounds, not rates. The manifest grows with the number of shards, and is read once, when the dataset
+is created. The index grows with the number of samples, by 70 bytes each, and a node has only that of its own shards. Nothing
+grows with the number of ranks.
 
-Predicted: 1 ms a step for a rank of a plain order, 1.0 for a resume, 0.5 GB for a million shards. Result (2 cores, other work on
-the machine): 2 us, 0.87, 280 MiB; 5 MiB more in a worker, where it had been 222 when each access to the next windows made a list
-of all windows of the epoch. docs/remote.md has the rest, and what bounds it.
+Predicted: 1 ms per step for a rank of a plain order, 1.0 for a resume, 0.5 GB for a million shards.
+
+Result (2 cores, other work on the machine): 2 us, 0.87, 280 MiB; 5 MiB more in a worker, and 222 when each access to the next
+windows still made a list of all windows of the epoch. docs/remote.md has the rest, and explains what limits it.
 """
 
 from __future__ import annotations
@@ -78,7 +80,7 @@ def order(rounds: int) -> tuple[list[Row], dict[str, Any]]:
 
 
 def first_batch_s(state: dict[str, Any] | None) -> tuple[float, dict[str, Any]]:
-    """Returns the time to the last rank's first batch, and its state then."""
+    """Returns the time to the last rank's first batch, and the loader's state after it."""
     began = time.perf_counter()
     options: dict[str, Any] = {"shuffle": True, "seed": 7, "num_workers": 1, "rank": RANKS - 1, "world_size": RANKS}
     with ShmLoader(Numbers(num_samples()), BATCH, **options) as loader:
@@ -102,7 +104,7 @@ def resume(rounds: int) -> tuple[list[Row], dict[str, Any]]:
 
 
 def write_manifest(folder: Path) -> int:
-    """Writes the manifest of shards that do not exist."""
+    """Writes a manifest of shards that do not exist. Returns its size."""
 
     def entry(number: int) -> dict[str, Any]:
         name, digest = f"{GENERATION}/shard-{number:07d}.tar", f"{number:08x}"
@@ -116,13 +118,13 @@ def write_manifest(folder: Path) -> int:
 
 
 def private_mib() -> float:
-    """Returns the memory of this process that it does not share."""
+    """Returns the private memory of this process, in MiB."""
     rollup = Path("/proc/self/smaps_rollup").read_text()
     return sum(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Private")) / 1024
 
 
 def plan(folder: str, results: Any) -> None:
-    """Opens the dataset, plans with it, and sends the cost; runs in a process of its own."""
+    """Opens the dataset, plans with it, and sends the costs; runs in a process of its own."""
     before, began = private_mib(), time.perf_counter()
     view = RemoteDataset.from_urls(folder).indexed()
     n, opened_s = len(view), time.perf_counter() - began
@@ -194,7 +196,7 @@ def nodes() -> tuple[list[Row], dict[str, Any]]:
 
 
 def measure(settings: Settings) -> Result:
-    """Measures all four questions."""
+    """Measures the order, a resume, the metadata and the plan of the nodes."""
     rows, measured = [], {}
     for asked in (order(settings.rounds), resume(settings.rounds), metadata(), nodes()):
         rows += asked[0]

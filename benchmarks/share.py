@@ -1,29 +1,31 @@
-"""What does `share="node"` save if two ranks read the same photos, and what does it bring if they read different samples?
+"""Measure what `share="node"` saves if two ranks read the same photos, and what it gains if they read different samples.
 
-Method: the `photos` workload of `shmload bench` (JPEG, 500x375 to 224, batch 64). Two forked ranks read the same batches, each
-with one worker of its own, and with `share="node"` and one worker for both; in turn, the same number of batches each time. CPU is
-that of the ranks, after the first batches, and of all workers from start to end. The ranks only look at one number of each batch.
-Tiny rows measure the hand-off alone, because almost nothing is decoded.
+Method: The `photos` workload of `shmload bench` (JPEG, 500x375 to 224, batches of 64). Two forked ranks read the same batches,
+either each with one worker of its own, or with `share="node"` and one worker for both; in turn, the same number of batches each
+time. CPU is that of the ranks after the first batches, and of all workers over their whole life. The ranks only read one number
+of each batch. Tiny rows measure the hand-off alone, because almost nothing is decoded.
 
-Then two ranks, with two workers each, in lock-step, as at an all-reduce: each reads its own part of the data, and samples of rank 1
-take four times as long. A sample is a sleep (1 ms, 4 ms), as it would be for a disk, so that two cores are enough for four workers.
+Then two ranks with two workers each run in lockstep, as with an all-reduce. Each reads its own part of the data, and samples of
+rank 1 take four times as long. A sample is a sleep (1 ms, 4 ms), as if it waited for a disk, so that two cores are enough for
+four workers.
 
-How to read: photos are nearly all decoding, so half of the CPU can be saved. Little is saved with rows that cost almost nothing
-to read, and the pages of a batch are renewed at each lease, so that a rank's writes are private.
+How to read: Photos are nearly all decoding, so half of the CPU can be saved. Rows cost almost nothing to read, so little is
+saved, and the pages of a batch are renewed at each lease to keep a rank's writes private.
 
-Without help two workers read 4 units a sample, with it four workers read 5: at most 1.6x the steps.
+Without help, two workers need 4 units per sample; with help, four workers need 5. This gives at most 1.6x the steps.
 
 Predicted: photos 0.5x the CPU; tiny rows 1x; unequal ranks 1.5x the steps.
-Result (2 cores, a load of 7 from other work; the sums' ratio is the median of three rounds'):
-| CPU us a batch | rank 0 | rank 1 | workers | sharing over not |
+
+Result (2 cores, a load of 7 from other work; the ratio of the sums is the median of three rounds):
+| CPU us per batch | rank 0 | rank 1 | workers | sharing over not sharing |
 |---|---|---|---|---|
 | photos, not sharing | 1133 | 1142 | 144879 | |
 | photos, sharing | 951 | 872 | 70453 | 0.49 |
 | tiny rows, not sharing | 27 | 25 | 92 | |
 | tiny rows, sharing | 37 | 34 | 49 | 0.83 |
 
-Unequal ranks (a load of 8; medians of three rounds): 14.3 steps a second alone, 21.3 helped, 1.49x; 243 parts of batches by
-helpers.
+Unequal ranks (a load of 8; medians of three rounds): 14.3 steps per second without help, 21.3 with help, 1.49x; helpers filled
+243 parts of batches.
 """
 
 from __future__ import annotations
@@ -54,7 +56,7 @@ def cpu_s(who: int) -> float:
 
 
 def rank(number: int, run: str, dataset: Any, num_batches: int, share: str | None, sender: Any) -> None:
-    """Measures the CPU per batch of one rank and of its workers; workers are counted as a whole after they have ended."""
+    """Measures the CPU per batch of one rank and of its workers. The workers' CPU is read after they have ended."""
     os.environ.update(LOCAL_RANK=str(number), LOCAL_WORLD_SIZE=str(NUM_RANKS), TORCHELASTIC_RUN_ID=run)
     loader = ShmLoader(
         dataset, 64, shuffle=True, seed=1, num_workers=1, rank=0, world_size=1, share=share, multiprocessing_context="fork"
@@ -73,7 +75,7 @@ def rank(number: int, run: str, dataset: Any, num_batches: int, share: str | Non
 
 
 def in_ranks(target: Callable[..., None], *arguments: Any) -> list[Any]:
-    """Returns what each forked rank sends from target(number, run, *arguments, sender)."""
+    """Runs target(number, run, *arguments, sender) in each forked rank, and returns what it sends."""
     fork, run = multiprocessing.get_context("fork"), secrets.token_hex(8)
     ends = [fork.Pipe(duplex=False) for _ in range(NUM_RANKS)]
     ranks = [fork.Process(target=target, args=(number, run, *arguments, ends[number][1])) for number in range(NUM_RANKS)]
@@ -147,7 +149,7 @@ def unequal_rank(number: int, run: str, share: str | None, all_have: Any, sender
 
 
 def unequal(share: str | None) -> tuple[float, int]:
-    """Returns the steps per second, and the parts that helpers filled."""
+    """Returns the steps per second, and the number of parts of batches that helpers filled."""
     told = in_ranks(unequal_rank, share, multiprocessing.get_context("fork").Barrier(NUM_RANKS))
     return min(rate for rate, _ in told), sum(parts for _, parts in told)
 
@@ -167,7 +169,7 @@ def row_of_unequal(found: list[tuple[tuple[float, int], tuple[float, int]]]) -> 
 
 
 def measure(settings: Settings) -> Result:
-    """Measures all cases; the aim with photos is half, with a tenth for the rest of the work."""
+    """Measures all cases. The aim with photos is half of the CPU, plus a tenth of that for the rest of the work."""
     photos = Photos(photo_files(), num_samples=64 * 64)
     num_rows = 64 * 2000
     tiny = ArrayDataset({"x": np.random.default_rng(0).random((num_rows, 64), np.float32), "label": np.arange(num_rows)})

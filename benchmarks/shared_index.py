@@ -1,18 +1,19 @@
-"""What does it cost to keep a million paths: to build, to read, in every worker, on the way to a spawned one?
+"""Measure the cost of keeping a million paths: building, reading, the memory of every worker, and the bytes sent to a spawned one.
 
-Method: every kind in a fresh process, 1 M strings of 50 characters (the tuples: with an int), from one generator. Building: the
-same process builds `list(generator)` and the kind in turn, so the ratio compares adjacent runs. Reading: 200,000 entries, the
-loop around them included, once of the first thousand (they stay in the cache) and once of all, in turn with a list in the same
-process. Growth: two forked workers read every entry once, and report /proc/self/smaps_rollup before and after: private memory,
-and PSS, which counts shared pages by their share. Pickled: the bytes sent to each spawned worker.
+Method: Every kind runs in a fresh process, with 1 M strings of 50 characters (the tuples: with an int) from one generator.
+Building: the same process builds `list(generator)` and the kind in turn, so that the ratio compares adjacent runs. Reading:
+200,000 entries, including the loop around them, once of the first thousand (which stay in the cache) and once of all, in turn
+with a list in the same process. Growth: two forked workers read every entry once, and report /proc/self/smaps_rollup before and
+after: private memory, and PSS, which divides a shared page among its processes. Pickled: the bytes sent to each spawned worker.
 
-How to read: private memory is the cost of one more worker. PSS of a shared index grows in the worker by its share of the one copy
-while the trainer's falls by as much; so the sum over the trainer and its workers, divided by the workers, is measured too, and
-the row of the table is the larger of that and the private memory. An entry far away costs cache misses for its word, its bytes
-and the new str; a list's only for the str, and looking at that writes to it.
+How to read: Private memory is the cost of one more worker. The PSS of a shared index grows in the worker by its share of the
+one copy, while the trainer's falls by as much. Therefore the sum over the trainer and its workers, divided by the number of
+workers, is measured, too; the row of the table is the larger of that and the private memory. A distant entry costs cache misses
+for its word, its bytes and the new str. In a list, it costs one only for the str, but reading it writes to the str.
 
-Predicted: building 1.0x, because neither list nor strings need new pages; growth below 1 MiB; reading 100 ns. Result (2 cores,
-other work on the machine; the run before had building at 0.95 and 0.96):
+Predicted: building 1.0x, because neither list nor strings need new pages; growth below 1 MiB; reading 100 ns.
+
+Result (2 cores, other work on the machine; in the run before, building was at 0.95 and 0.96):
 | | list of str | list of tuples | numpy array of str | SharedIndex of str | SharedIndex of tuples |
 |---|---|---|---|---|---|
 | building over list's | 1 | 1 | 1.30 | 1.05 | 1.06 |
@@ -51,7 +52,7 @@ def rows() -> Iterator[tuple[str, int]]:
 
 
 class Kind(NamedTuple):
-    """A way to store entries: their source, the container, and the use of one entry by a sample."""
+    """A way to store entries: their source, the container, and a function that uses an entry as a sample would."""
 
     entries: Callable[[], Iterator[Any]]
     build: Callable[[Iterator[Any]], Any]
@@ -103,7 +104,7 @@ def seconds_of(make: Callable[[], object]) -> float:
 
 
 def read_ns(entries: Sequence[Any], num_entries: int, count: int = 200_000) -> float:
-    """Returns the time to read one of the first `num_entries`, at random."""
+    """Returns the nanoseconds to read one of the first `num_entries`, at random."""
     indices = random.Random(0).choices(range(num_entries), k=count)
     began = time.perf_counter()
     for index in indices:
@@ -112,15 +113,17 @@ def read_ns(entries: Sequence[Any], num_entries: int, count: int = 200_000) -> f
 
 
 def growth(entries: Sequence[Any], look: Callable[[Any], object]) -> tuple[float, float, float]:
-    """Returns the (private, PSS, and PSS of the trainer and all workers over their number) memory that one worker gains in an
-    epoch.
+    """Returns the memory that one worker gains in an epoch.
+
+    Returns:
+        its private memory, its PSS, and the PSS of the trainer and all workers divided by the number of workers.
     """
     ways = [(os.pipe(), os.pipe()) for _ in range(NUM_WORKERS)]
     pids = []
     for (go, _), (_, answer) in ways:
         pid = os.fork()
         if pid == 0:
-            for _ in range(2):  # before and after the epoch, each when all workers have answered
+            for _ in range(2):  # before and after the epoch, each once all workers have answered
                 os.read(go, 1)
                 os.write(answer, f"{memory('Private_')} {memory('Pss:')}".encode().ljust(64))
                 os.read(go, 1)

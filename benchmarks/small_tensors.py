@@ -1,25 +1,26 @@
-"""What does a sample cost whose `__getitem__` returns small tensors, and how much of that is the dataset's own?
+"""Measure the cost of a sample whose `__getitem__` returns small tensors, and how much of it is the dataset's own.
 
-Method: 2 forked workers, loaders in turn in fresh processes, nothing changed but the class: torch's DataLoader, torch mode, seed
-mode, and seed mode with `seed_samples=False`, which does not reseed for each sample. Samples are (a row of a tensor of 64
+Method: 2 forked workers; loaders take turns in fresh processes, and differ only in their class: torch's DataLoader, torch mode,
+seed mode, and seed mode with `seed_samples=False`, which does not reseed for each sample. Samples are (a row of a tensor of 64
 float32, an int), where the int comes from a tensor or a list of labels, and ten tensors of 8 float32, made by indexing ten
-matrices. CPU is that of all processes. `dataset alone`: the same samples read in a bare loop, in one process, not delivered.
+matrices. CPU is that of all processes. `dataset alone` reads the same samples in a bare loop, in one process, and does not
+deliver them.
 
-How to read: indexing a tensor takes torch a microsecond or two. That cost is the dataset's, and no loader can avoid it: it limits
-both figures, most of all for ten tensors per sample.
+How to read: torch takes a microsecond or two to index a tensor. That cost is the dataset's, and no loader can avoid it. It
+limits both figures, most of all for ten tensors per sample.
 
-Result (2 cores, nothing else on the machine, 3 rounds); samples/s of torch's in brackets:
-| CPU us a sample | torch | torch mode | seed mode | without reseeding | dataset alone |
+Result (2 cores, nothing else on the machine, 3 rounds), with samples/s over torch's in parentheses:
+| CPU us per sample | torch | torch mode | seed mode | without reseeding | dataset alone |
 |---|---|---|---|---|---|
 | row and label, batch 1,024 | 3.82 | 2.01 (2.43 x) | 2.36 (2.12 x) | 1.96 (2.54 x) | 1.55 |
 | row and label, batch 4,096 | 4.29 | 1.92 (2.33 x) | 2.31 (1.97 x) | 1.96 (2.31 x) | 1.59 |
 | row and label of a list, batch 1,024 | 3.44 | 1.19 (3.59 x) | 1.62 (2.72 x) | 1.31 (3.37 x) | 0.80 |
 | ten tensors, batch 1,024 | 21.2 | 7.39 (3.25 x) | 7.88 (3.10 x) | 7.42 (3.30 x) | 6.64 |
 If the label comes from a tensor, the aim of 3 x is missed: two cores that did nothing but read that dataset would have 3.3 x
-torch's rate. In seed mode reseeding three generators was 0.35 us of it. Since then, a chunk's samples are read and written by one
-native call, and two thirds of the reseeding compute states, 0.2 us, a third copies 7.5 KB of them. On a day when everything took
-1.4 times as long (2 rounds), a row and a label of a list: torch 4.83, torch mode 1.92 (3.48 x), seed mode 2.49 (2.82 x), without
-reseeding 1.89 (3.70 x), dataset alone 1.17.
+torch's rate. In seed mode, 0.35 us were spent on reseeding three generators. Since then, one native call reads and writes the
+samples of a chunk. Two thirds of the reseeding (0.2 us) compute states, and a third copies 7.5 KB of them. On a day when
+everything took 1.4 times as long (2 rounds), for a row and a label of a list: torch 4.83, torch mode 1.92 (3.48 x), seed mode
+2.49 (2.82 x), without reseeding 1.89 (3.70 x), dataset alone 1.17.
 """
 
 from typing import Any
@@ -60,7 +61,7 @@ class Labelled:
 
 
 class Listed(Labelled):
-    """The same, with labels that are ints already."""
+    """The same samples, with labels that are already ints."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,7 +69,7 @@ class Listed(Labelled):
 
 
 class TenTensors:
-    """Samples of a row of each of ten matrices."""
+    """Samples of ten tensors, each a row of a different matrix."""
 
     def __init__(self) -> None:
         self.matrices = [torch.rand(1 << 15, 8) for _ in range(10)]
@@ -81,7 +82,7 @@ class TenTensors:
 
 
 def unseeded(dataset: Any, options: LoaderOptions) -> Loader:
-    """Returns a ShmLoader in seed mode for datasets that draw nothing."""
+    """Returns a ShmLoader in seed mode that does not reseed, for datasets that draw no random numbers."""
     return ShmLoader(dataset, **keywords(options), seed=options.seed, seed_samples=False)
 
 

@@ -1,16 +1,19 @@
-"""What does it take to start workers by fork, forkserver and spawn, and how much private memory has each?
+"""Measure the time to start workers by fork, forkserver and spawn, and the private memory of each worker.
 
-Method: 2 workers, batches of 16 from 256 rows; fresh processes in turn. Time from before the loader is made to its first batch:
-the first loader of a process, and the median of the three after it. Memory: Private_Clean and Private_Dirty of the larger worker
-at the first batch of the last loader. Rows are a numpy array in seed mode, which workers read without torch, or a TensorDataset
-in torch mode. The program is given by `-c`, so workers have no `__main__` to import.
+Method: 2 workers, batches of 16 from 256 rows; fresh processes in turn. The time is from before the loader is created to its
+first batch: for the first loader of a process, and the median of the three after it. Memory is Private_Clean plus Private_Dirty
+of the larger worker at the first batch of the last loader. Rows are a numpy array in seed mode, which workers read without
+torch, or a TensorDataset in torch mode. The program is passed by `-c`, so workers have no `__main__` to import.
 
-How to read: with forkserver and spawn, each of torch's workers imports what it needs, every time. With shmload, one process
+How to read: With forkserver and spawn, each of torch's workers imports what it needs, every time. With shmload, one process
 imports it once, and workers are forks of that process.
 
-Result (2 cores, much other load, one round; first s, later s, MiB): forkserver, seed mode 0.85, 0.078, 6.7; torch mode 4.8, 0.19,
-9.2; torch 4.7, 4.9, 145. spawn: 0.52, 0.074, 6.6; 3.3, 0.12, 9.8; torch 5.8, 6.3, 146. By fork: 0.14, 0.13, 6.1; 0.17, 0.16, 7.9;
-torch 0.12, 0.10, 8. These figures should be measured again on an idle machine.
+Result (2 cores, much other load, one round). These figures should be measured again on an idle machine:
+| first s, later s, MiB | seed mode | torch mode | torch |
+|---|---|---|---|
+| forkserver | 0.85, 0.078, 6.7 | 4.8, 0.19, 9.2 | 4.7, 4.9, 145 |
+| spawn | 0.52, 0.074, 6.6 | 3.3, 0.12, 9.8 | 5.8, 6.3, 146 |
+| fork | 0.14, 0.13, 6.1 | 0.17, 0.16, 7.9 | 0.12, 0.10, 8 |
 """
 
 import json
@@ -61,7 +64,7 @@ if __name__ == "__main__":
 
 
 def measured(way: str, method: str) -> dict[str, float]:
-    """Measures one fresh process."""
+    """Runs the program in a fresh process, and returns what it measured."""
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, way, method],
         check=True,

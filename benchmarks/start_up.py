@@ -1,17 +1,18 @@
-"""How long do the first batch of a loader, the first batch of a new pass, and getting a ready batch take?
+"""Measure the time to the first batch of a loader, to the first batch of a new pass, and to get a batch that is ready.
 
-Method: a fresh process per case, loaders in turn, 2 forked workers, shuffled. The dataset is made before the clock starts. The
-clock runs from before the loader is made to its first batch. Then the iterator is dropped, and the clock runs from `iter(loader)`
-to the first batch of the new pass; workers are not persistent. Dropping is timed separately. Then a dozen more batches are taken
-of that pass, twice as many as the ring has slots, and the next pass is timed in the same way: this is the pause between two
-epochs, whereas a pass abandoned at its first batch has not allocated most of its pages yet. A sample is a row of 64 float32 (a
-view), a copy of a picture, or a copy of 64 MiB, of which a batch is 1 GiB; that one is skipped if too little memory is free.
+Method: A fresh process per case, loaders in turn, 2 forked workers, shuffled. The dataset is created before the clock starts.
+The first time is from before the loader is created to its first batch. Then the iterator is dropped, which is timed separately,
+and the second time is from `iter(loader)` to the first batch of the new pass; workers are not persistent. Then a dozen more
+batches are taken from that pass, twice as many as the ring has slots, and the next pass is timed in the same way. This is the
+pause between two epochs, whereas a pass that was abandoned at its first batch has not yet allocated most of its pages. A sample
+is a row of 64 float32 (a view), a copy of a picture, or a copy of 64 MiB, with batches of 1 GiB; the latter is skipped if too
+little memory is free.
 
 `next()`: batches of 64 rows, 2 persistent workers, and 5 ms of computing in the trainer between batches, so that the next batch
-is always ready: the median time of the call.
+is always ready. The figure is the median time of the call.
 
-How to read: ratios within a round, medians over rounds. Most of the time of a small first batch is forking two workers, for every
-loader. Most of a large one is copying, and allocating pages.
+How to read: Compare ratios within a round, medians over rounds. For every loader, most of the time of a small first batch is
+forking two workers, and most of the time of a large one is copying, and allocating pages.
 
 Result (2 cores, nothing else on the machine, 3 rounds); a new pass in seed mode reuses the workers and the ring:
 | | torch | torch mode | seed mode |
@@ -83,13 +84,14 @@ CASES: dict[str, tuple[Any, int, float, int]] = {  # dataset, batch size, aim ov
     "1,024 rows of 64": (Rows, 1024, 0.9, 12),
     "64 pictures": (pictures, 64, 0.9, 12),
     "512 pictures": (pictures, 512, 0.9, 12),
-    "1 GiB": (huge, 16, 1.0, 0),  # a dozen take 15 s
+    "1 GiB": (huge, 16, 1.0, 0),  # a dozen would take 15 s
 }
 
 
 def started(case: str, name: str) -> dict[str, float]:
-    """Measures the milliseconds to the first batch, to drop its iterator, and to the first batch of new passes after one batch
-    and after some.
+    """Measures the milliseconds to the first batch, to drop its iterator, and to the first batch of new passes.
+
+    The pass before a new pass ends after one batch, and then after `num_more` further batches.
     """
     (make, batch_size, _, num_more), (loader_class, mode) = CASES[case], LOADERS[name]
     dataset = make()
@@ -132,7 +134,7 @@ def waited(seconds: float, name: str) -> dict[str, float]:
 
 
 def free_bytes() -> int:
-    """Returns the memory that shared tensors may still use."""
+    """Returns the bytes that shared tensors may still use."""
     lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
     return min(int(lines["MemAvailable"].split()[0]) * 1024, shutil.disk_usage("/dev/shm").free)
 
@@ -147,7 +149,7 @@ def in_rounds(settings: Settings, call: Any, *arguments: Any) -> dict[str, list[
 
 
 def rows_of(what: str, metric: str, found: dict[str, list[dict[str, float]]], aim: float) -> list[Row]:
-    """Returns each mode's time over torch's."""
+    """Returns a row for each mode: its time over torch's."""
     rows = []
     for name in list(LOADERS)[1:]:
         ratio = median(mine[metric] / theirs[metric] for mine, theirs in zip(found[name], found["torch"], strict=True))

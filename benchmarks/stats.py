@@ -1,16 +1,17 @@
-"""What does it cost that every loader records its latest actions, for stats(), `shmload top` and traces?
+"""Measure the cost of recording the latest events of every loader, for stats(), `shmload top` and traces.
 
-Method: two builds take turns, both in a temporary folder, one with the recorder compiled away (SHML_WITHOUT_STATS). Each child, a
-fresh process, delivers small shuffled batches of float32 rows as fast as it can. Both builds count (eight loads and stores a
-batch, of words that one process alone writes), because batches are divided into chunks by the cost of the samples so far, and
-read the clock, which deadlines need.
+Method: Two builds in a temporary folder take turns; in one, the recorder is compiled away (SHML_WITHOUT_STATS). Each child, a
+fresh process, delivers small shuffled batches of float32 rows as fast as it can. Both builds count (eight loads and stores per
+batch, of words that only one process writes), because batches are divided into chunks by the cost of the samples so far, and
+both read the clock, which deadlines need.
 
-How to read: CPU of trainer and workers per batch, with the recorder minus without, within a round. At 10,000 batches per second,
-1 us is 1 % of the time. A round can be trusted to 1 us on a shared machine, the median of twenty to a few tenths.
+How to read: The figure is the CPU of trainer and workers per batch, with the recorder minus without, within a round. At 10,000
+batches per second, 1 us is 1 % of the time. On a shared machine, a round is accurate to 1 us, and the median of twenty to a few
+tenths.
 
-Result (2 cores, 2 workers, 24 rounds, nothing else running): -2.3 us (standard error of the mean 0.7), 1.06x the batches/s,
-41,000 of them. Expected were +0.06 us: six events of a cache line each. A build can be faster *with* it because of the order of
-its instructions and wake-ups, so the recorder costs less than the random difference between two builds.
+Result (2 cores, 2 workers, 24 rounds, nothing else running): -2.3 us (standard error of the mean 0.7), at 1.06x the batches/s,
+41,000 of them. Predicted: +0.06 us, for six events of a cache line each. A build can be faster *with* the recorder because of
+the order of its instructions and wake-ups, so the recorder costs less than the random difference between two builds.
 """
 
 import json
@@ -54,7 +55,7 @@ loader.close()
 
 
 def build(folder: Path, flags: str) -> Path:
-    """Copies the package and compiles the parts that record and read stats with these flags."""
+    """Copies the package, and compiles the parts that record and read stats with the given flags."""
     for name in ("shmload", "src"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("setup.py", "pyproject.toml", "README.md"):
@@ -67,7 +68,7 @@ def build(folder: Path, flags: str) -> Path:
 
 
 def deliver(tree: Path, seconds: float) -> dict[str, float]:
-    """Returns the measurements of one child of a build."""
+    """Runs one child of a build, and returns its measurements."""
     command = [sys.executable, "-c", CHILD, str(BATCH_SIZE), str(seconds)]
     child = subprocess.run(
         command, cwd=tree, env=os.environ | {"PYTHONPATH": str(tree)}, check=True, capture_output=True, text=True

@@ -1,19 +1,20 @@
-"""How fast do shards come from an object store, beside the client libraries?
+"""Measure the rate of reading shards from an object store, compared with client libraries.
 
-Method: an object of 100 MB of seeded random bytes on a Ceph gateway of this machine, read again and again; every case in a fresh
-process, in turn. CPU is the reader's own, user and system; the gateway's is not included, although it uses the same processors.
+Method: An object of 100 MB of seeded random bytes on a Ceph gateway on this machine is read repeatedly; every case runs in a
+fresh process, in turn. CPU is the reader's own, user and system. The gateway's is not included, although it uses the same
+processors.
 
-How to read: the aim is 0.95 of the rate of the fastest other client; obstore was the fastest library found. obstore gives a
-buffer of its own (`get`), or pieces that are copied to their place (`stream`); ours are in their place. A library that is not
-installed is left out.
+How to read: The aim is 0.95 of the rate of the fastest other client; obstore was the fastest library found. obstore returns a
+buffer of its own (`get`), or pieces that are copied to their destination (`stream`), whereas shmload reads directly into the
+destination. A library that is not installed is left out.
 
 Predicted: 1.0 times obstore's rate at 0.6 of its CPU, because the bytes are written once.
 
-Result (2 cores, with a load of 8 to 15 on them): 0.97 times obstore's rate (345 and 360 MB/s; boto3 329, urllib3 363) at 0.75 of
-its CPU (0.40 and 0.53 s/GiB; boto3 0.66, urllib3 0.42); over one range ours takes 0.33 s/GiB, half of boto3's. One range is as
-fast as four if the server is near: parallel ranges are for distant servers. urllib3 is as fast, but its readinto returns nothing
-before the whole piece has arrived: bytes received before an interruption would be read again, and a very slow answer would not be
-detected.
+Result (2 cores, with a load of 8 to 15 on them): 0.97 times obstore's rate (345 and 360 MB/s; boto3 329, urllib3 363) at 0.75
+of its CPU (0.40 and 0.53 s/GiB; boto3 0.66, urllib3 0.42). With one range, shmload takes 0.33 s/GiB, half of boto3's. One range
+is as fast as four if the server is near: parallel ranges are for distant servers. urllib3 is as fast, but its readinto returns
+nothing before the whole piece has arrived: bytes received before an interruption would be read again, and a very slow response
+would not be detected.
 """
 
 import multiprocessing
@@ -31,7 +32,7 @@ from shmload.tools.bench.spread import Spread
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "storage"))
 
-import store_kit  # the path is set first
+import store_kit  # after its folder is in sys.path
 
 BUCKET, KEY, NBYTES = "benchmark", "shard", 100_000_000
 MIB = 1 << 20
@@ -70,7 +71,7 @@ def obstore_get(server: store_kit.Server, out: Any) -> Callable[[], object]:
 
 
 def obstore_stream(server: store_kit.Server, out: Any) -> Callable[[], object]:
-    """Copies obstore's pieces of 256 KiB to their place."""
+    """Copies obstore's pieces of 256 KiB to their destination."""
     import obstore
 
     store = _obstore(server)
@@ -130,11 +131,11 @@ CASES = {
 }
 
 
-NEEDS = {"obstore get": "obstore", "obstore stream": "obstore", "boto3": "boto3", "urllib3 readinto": "urllib3"}  # packages
+NEEDS = {"obstore get": "obstore", "obstore stream": "obstore", "boto3": "boto3", "urllib3 readinto": "urllib3"}  # case -> package
 
 
 def run_case(name: str, server: store_kit.Server, seconds: float, answer: Any) -> None:
-    """Runs in a case's process: sends MB/s and CPU s/GiB."""
+    """Measures a case in its own process, and sends MB/s and CPU s/GiB."""
     out = np.zeros(NBYTES, np.uint8)
     read = CASES[name](server, out)
     read()
@@ -156,7 +157,7 @@ def in_a_process(name: str, server: store_kit.Server, seconds: float) -> tuple[f
 
 
 def measure(settings: Settings) -> Result:
-    """Measures every reader of one object."""
+    """Measures every reader with the same object."""
     try:
         server = store_kit.s3_server()
     except LookupError as error:

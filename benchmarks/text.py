@@ -1,16 +1,17 @@
-"""What does a batch of strings cost the trainer?
+"""Measure the trainer's CPU per batch of strings.
 
-Method: batches of 256 strings of 20, 200 and 2,000 characters, shuffled, 2 forked workers, torch mode, a fresh process per case;
-the CPU clock of the consuming process per batch.
+Method: Batches of 256 strings of 20, 200 and 2,000 characters, shuffled, 2 forked workers, torch mode, a fresh process per
+case. The figure is the CPU time of the consuming process per batch.
 
-How to read: the ratio. torch pickles the list through a pipe; a packed column is decoded from the slot.
+How to read: Look at the ratio. torch pickles the list through a pipe, whereas shmload decodes a packed column from the slot.
 
-Predicted: torch 200 us a batch at 20 characters (its queue 60-90, unpickling 256 strings 15, a pipe's wake-ups), shmload 25:
-the engine's 18 and 256 strings at 25 ns.
+Predicted: torch 200 us per batch at 20 characters (its queue 60-90, unpickling 256 strings 15, a pipe's wake-ups), shmload 25:
+the engine's 18, and 256 strings at 25 ns.
 
-Result (2 cores, 2 workers), trainer CPU us a batch; in two runs the ratios were 5.1 and 5.2, 5.3 and 5.3, 5.6 and 6.4. Before a
-usual batch took two native calls and torch's permutation was drawn without its spinning threads, ours was the same beside torch's
-174, 199 and 654: 4.8, 4.7 and 5.9. About 3.6 us of ours are making 256 strings; the rest was not measured separately:
+Result (2 cores, 2 workers), trainer CPU us per batch; in two runs the ratios were 5.1 and 5.2, 5.3 and 5.3, 5.6 and 6.4. Before
+a usual batch took only two native calls, and torch's permutation was drawn without its spinning threads, shmload's figures were
+the same and torch's were 174, 199 and 654: 4.8, 4.7 and 5.9. Creating 256 strings takes about 3.6 us of shmload's; the rest was
+not measured separately:
 | characters | shmload | torch | ratio |
 |---|---|---|---|
 | 20 | 35 | 185 | 5.2 |

@@ -1,32 +1,35 @@
-"""Records and Examples from TFRecord files: what does it cost to read one, and how fast are they written?
+"""Measure the CPU time per record of reading records and Examples from TFRecord files, and the rate of writing them.
 
-Method: files of random numbers in the page cache, read in shuffled order by 2 workers, loaders in turn in fresh processes. First
-1,024 records of 1 MiB float32, batches of 16: shmload compares every checksum; torch's DataLoader and a thread pool (a sample at
-a time), and SPDL's threads (one copy into the batch) read the same files with struct and np.frombuffer from a mapping and compare
-none. Then 65,536 Examples of 4 KiB (bytes, 16 floats, an integer), batches of 64, shuffled; the `tfrecord` package reads them in
-order in torch's DataLoader, compares no checksum, and does not deliver the bytes as a tensor. "Into rows" is `read_batch_into`
-alone, in this process; the memcpy copies the same records from a mapping into the same rows. Writing goes to the page cache of
-this machine's disk, the best of five files, beside the plain write() of as many bytes. Packages that are not installed (tfrecord,
-spdl) are skipped.
+Method: Files of random numbers in the page cache are read in shuffled order by 2 workers; loaders take turns in fresh
+processes. First 1,024 records of 1 MiB float32, in batches of 16: shmload verifies every checksum. torch's DataLoader and a
+thread pool (one sample at a time), and SPDL's threads (one copy into the batch) read the same files with struct and
+np.frombuffer from a mapping, and verify none. Then 65,536 Examples of 4 KiB (bytes, 16 floats, an integer), in batches of 64,
+shuffled: the `tfrecord` package reads them in order in torch's DataLoader, verifies no checksum, and does not deliver the bytes
+as a tensor.
 
-How to read: CPU microseconds over all processes, trainer and workers; the wall ratios are of the same run.
+"Into rows" is `read_batch_into` alone, in this process; the memcpy copies the same records from a mapping into the same rows.
+Writing goes to the page cache of this machine's disk; the best of five files is compared with a plain write() of as many bytes.
+Packages that are not installed (tfrecord, spdl) are skipped.
 
-Predicted: 1 MiB: shmload 150 us (a copy of 100, the sum hidden in it, faults), torch 900, spdl 250. Examples: 1.0 us into rows,
-1.7 through the loader, the package 60. Writing 1,000 MB/s.
+How to read: The figures are CPU microseconds over all processes, trainer and workers. The ratios of rates are from the same
+run.
 
-Result (2 cores shared with others, 2 workers, 2 rounds): 1 MiB: shmload 143 us, torch 1,518, SPDL's threads 207; 7,715 samples/s,
-SPDL's 3,223; into rows 113 us, memcpy 112 (before large values were written past the caches: 212 us, into rows 131). Examples:
-0.90 us into rows, 2.5 through the loader, the package 45. Writing 1,019 MB/s in 4 KiB Examples, 3,063 in 1 MiB ones, write() 5,943.
-Again, with seven processes of others waiting: 137 us, torch 1,595, SPDL 248, 1.35x SPDL's samples/s; Examples 1.05 us into rows.
-FFCV needed 140 us on another day, on a similar machine, which is where the aim comes from.
+Predicted: 1 MiB: shmload 150 us (a copy of 100, which hides the checksum, and page faults), torch 900, SPDL 250. Examples: 1.0
+us into rows, 1.7 through the loader, the package 60. Writing 1,000 MB/s.
 
-Again on a quiet machine, after sums of short records became products of 512 bits and each record was written right after it was
-found: 1 MiB 141 us, torch 1,490, threads 422, into rows 119 (memcpy 112); Examples 0.70 us into rows (1.04 of 1.49 before, load
-15, in turn), 2.15 through the loader, the package 58. Writing 902 and 2,845 MB/s, write() 4,323.
+Result (2 cores shared with other programs, 2 workers, 2 rounds): 1 MiB: shmload 143 us, torch 1,518, SPDL's threads 207; 7,715
+samples/s, SPDL's 3,223; into rows 113 us, memcpy 112 (212 us, and 131 into rows, when large values did not yet bypass the
+caches). Examples: 0.90 us into rows, 2.5 through the loader, the package 45. Writing 1,019 MB/s in 4 KiB Examples, 3,063 in 1
+MiB ones, write() 5,943. Again, with seven other processes waiting: 137 us, torch 1,595, SPDL 248, 1.35x SPDL's samples/s;
+Examples 1.05 us into rows. FFCV needed 140 us on another day, on a similar machine, which is where the aim comes from.
 
-Trainer, s per GiB of 4 KiB Examples. Predicted: 36 us a batch of any size, so 0.02 from 460 records on. Got, torch mode and seed
-mode: 0.10 and 0.12 in batches of 64, 0.015 and 0.028 of 1,024, 0.010 and 0.016 of 2,048: a trainer that sleeps for a millisecond
-wakes to cold caches, so a large batch costs it 60 to 130 us where a small one costs 25.
+Again on a quiet machine, after short records were summed with 512-bit products, and each record was written as soon as it was
+found: 1 MiB 141 us, torch 1,490, threads 422, into rows 119 (memcpy 112); Examples 0.70 us into rows (at load 15, in turn:
+1.04, and 1.49 before), 2.15 through the loader, the package 58. Writing 902 and 2,845 MB/s, write() 4,323.
+
+Trainer's CPU, s per GiB of 4 KiB Examples. Predicted: 36 us per batch of any size, so 0.02 from 460 records on. Result, torch
+mode and seed mode: 0.10 and 0.12 in batches of 64, 0.015 and 0.028 of 1,024, 0.010 and 0.016 of 2,048. A trainer that sleeps
+for a millisecond finds cold caches when it wakes up, so a large batch costs it 60 to 130 us where a small one costs 25.
 """
 
 import importlib.util
@@ -83,7 +86,7 @@ def small(pattern: str) -> TFRecordDataset:
 
 
 class InPython:
-    """The large records read with struct and np.frombuffer; checksums are not compared."""
+    """The large records, read with struct and np.frombuffer, without verifying checksums."""
 
     def __init__(self, pattern: str) -> None:
         self.paths = large(pattern).paths
@@ -94,7 +97,7 @@ class InPython:
         return len(self.where)
 
     def record(self, index: int) -> Any:
-        if self.mappings is None:  # in the process that reads
+        if self.mappings is None:  # opened in the process that reads
             self.mappings = [_mapped(path) for path in self.paths]
         file, start = self.where[index]
         (nbytes,) = struct.unpack_from("<Q", self.mappings[file], start)
@@ -124,7 +127,7 @@ def _starts(path: str) -> Iterator[int]:
 
 
 class Spdl:
-    """SPDL's threads in the trainer, one task per batch."""
+    """SPDL's threads in the trainer, with one task per batch."""
 
     def __init__(self, dataset: InPython, options: LoaderOptions) -> None:
         self.dataset, self.options, self.epoch = dataset, options, 0
@@ -144,7 +147,7 @@ class Spdl:
 
 
 def tfrecord_package(dataset: TFRecordDataset, options: LoaderOptions) -> Any:
-    """Returns the `tfrecord` package's dataset over the same files in torch's DataLoader; each worker reads half of each file."""
+    """Returns the `tfrecord` package's dataset over the same files in torch's DataLoader. Each worker reads half of each file."""
     from tfrecord.torch.dataset import TFRecordDataset as Theirs
 
     description = {"bytes": "byte", "floats": "float", "number": "int"}
@@ -167,7 +170,7 @@ def write_tfindex(dataset: TFRecordDataset) -> None:
 
 
 def into_rows(dataset: Any, schema: dict[str, Any], batch_size: int) -> float:
-    """Returns the CPU microseconds per record of `read_batch_into` alone; the best of several shuffled epochs."""
+    """Returns the CPU microseconds per record of `read_batch_into` alone, in the best of several shuffled epochs."""
     fields = {name: spec if isinstance(spec, tuple) else (spec, ()) for name, spec in schema.items()}
     rows = {name: np.empty((batch_size, *shape), dtype) for name, (dtype, shape) in fields.items()}
     return best_us(dataset, batch_size, lambda indices: dataset.read_batch_into(indices, rows))

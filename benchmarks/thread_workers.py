@@ -1,12 +1,14 @@
-"""What do worker threads cost and save in place of worker processes?
+"""Measure what worker threads cost and save compared with worker processes.
 
-Method: workloads of `shmload bench`, 2 workers, loaders in turn in fresh processes, the bytes compared: photos, records and rows
-decode without the GIL; the Python dataset holds it. Beside processes: a thread pool in the trainer without a library, and torch.
+Method: Workloads of `shmload bench`, 2 workers; loaders take turns in fresh processes, and their bytes are compared. Photos,
+records and rows decode without the GIL; the Python dataset holds it. A thread pool in the trainer without a library, and torch,
+are measured, too.
 
-How to read: now over processes, within a round. Less CPU is what the processes' own loops and page faults cost; memory is the peak
-PSS of all processes. A dataset in Python cannot gain from threads, because one thread at a time runs Python code.
+How to read: The figures are ratios of threads over processes, within a round. Threads save the CPU of the processes' own loops
+and page faults; memory is the peak PSS of all processes. A dataset in Python cannot gain from threads, because only one thread
+at a time runs Python code.
 
-Prediction: photos, records and rows within 5 % of processes in samples/s; the Python dataset slower; memory at most 0.6.
+Predicted: photos, records and rows within 5 % of processes in samples/s; the Python dataset slower; memory at most 0.6.
 """
 
 from dataclasses import asdict

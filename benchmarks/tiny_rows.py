@@ -1,10 +1,10 @@
-"""How many tiny rows per second: 64 float32 and a label, shuffled, batch 1024, through `read_batch_into`?
+"""Measure how many tiny rows are read per second with `read_batch_into`: 64 float32 and a label, shuffled, batches of 1,024.
 
-Method: the `rows` workload of `shmload bench`: 2 forked workers, loaders in turn in fresh processes, the bytes
-compared. torch by `__getitem__`, by `__getitems__` at its best (the whole batch into a shared tensor), and without
-workers; a thread pool in the trainer.
+Method: The `rows` workload of `shmload bench`: 2 forked workers; loaders take turns in fresh processes, and their bytes are
+compared. torch reads with `__getitem__`, with `__getitems__` at its best (the whole batch into a shared tensor), and without
+workers; a thread pool in the trainer takes part, too.
 
-How to read: ratios within a round, medians over rounds. The limit is one core that gathers rows into a resident batch.
+How to read: Compare ratios within a round, medians over rounds. The limit is one core that gathers rows into a resident batch.
 
 Result (2 cores, 2 workers): 12.7x torch's rows/s with __getitems__, 19.7x with __getitem__.
 """

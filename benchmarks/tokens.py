@@ -1,17 +1,17 @@
-"""Windows of 1,025 uint16 tokens from a file, shuffled, batches of 32: what does one cost, and what does the packing plan cost?
+"""Measure the CPU time per window of 1,025 uint16 tokens from a file, in shuffled batches of 32, and that of the packing plan.
 
-Method: 50 million random tokens (95 MiB, in the page cache); 2 forked workers, loaders in turn in fresh processes. shmload reads
-a TokenDataset, widened to int64; torch's DataLoader reads the dataset that users write: a slice of a numpy memmap, `astype`, a
-tensor a window. Packed windows are made of documents of 200 tokens on average. A plain thread pool fills batches with
-`read_batch_into`. Plans are made in this process, 1 million documents of 1 to 2,000 tokens.
+Method: 50 million random tokens (95 MiB, in the page cache); 2 forked workers; loaders take turns in fresh processes. shmload
+reads a TokenDataset, widened to int64. torch's DataLoader reads the dataset that users write: a slice of a numpy memmap,
+`astype`, and a tensor per window. Packed windows are made of documents of 200 tokens on average. A plain thread pool fills
+batches with `read_batch_into`. Plans are made in this process, with 1 million documents of 1 to 2,000 tokens.
 
-How to read: CPU microseconds a window over all processes, trainer and workers.
+How to read: The figures are CPU microseconds per window over all processes, trainer and workers.
 
-Predicted: shmload 2 us (0.25 to widen 1,025 tokens, 8 KiB written, 2 page faults' worth of new memory, the engine's 40 us a batch),
+Predicted: shmload 2 us (0.25 to widen 1,025 tokens, 8 KiB written, page faults for 2 new pages, the engine's 40 us per batch),
 packed 5 (three fields, 16 KiB), torch 30; a plan of a million documents 0.1 s.
 
-Result (2 cores shared with others, 2 workers, 2 rounds, load 7): shmload 2.9 us, packed 5.8, torch 38, threads 1.7; a plan of a
-million documents 0.05 s, density 0.998.
+Result (2 cores shared with other programs, 2 workers, 2 rounds, load 7): shmload 2.9 us, packed 5.8, torch 38, threads 1.7; a
+plan of a million documents 0.05 s, density 0.998.
 """
 
 import tempfile
@@ -32,7 +32,7 @@ NUM_TOKENS, WINDOW, BATCH_SIZE = 50_000_000, 1025, 32
 
 @contextmanager
 def token_file() -> Iterator[str]:
-    """Writes the tokens and yields their file."""
+    """Writes the tokens to a file, and yields its path."""
     with tempfile.TemporaryDirectory(prefix="shmload-bench-") as folder:
         path = Path(folder) / "tokens.bin"
         np.random.default_rng(2).integers(0, 50257, NUM_TOKENS, np.uint16).tofile(path)

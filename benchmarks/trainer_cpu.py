@@ -1,17 +1,18 @@
-"""What does a batch cost the trainer's CPU, per batch, per field and per GiB?
+"""Measure the trainer's CPU per batch, per field and per GiB.
 
-Method: the CPU clock of the whole consuming process over the timed part, without the consumer's own reading of the batch; 2
-forked workers, a fresh process per case. Fields: batches of 64 rows with 1, 4, 16 and 64 fields of 64 float32; the slope is the
-least-squares line. Bytes: batches of 16 records of 1 MiB; torch with its default collate (tensors) and with one that leaves numpy
-arrays. `stop-watch` delivers one resident batch again and again: the cost of measuring.
+Method: The CPU time of the whole consuming process is measured over the timed part, without the consumer's own reading of the
+batch; 2 forked workers, a fresh process per case. Fields: batches of 64 rows with 1, 4, 16 and 64 fields of 64 float32; the
+cost per field is the slope of the least-squares line. Bytes: batches of 16 records of 1 MiB; torch with its default collate
+(tensors) and with one that leaves numpy arrays. `stop-watch` delivers one resident batch repeatedly, which shows the cost of
+the measurement itself.
 
-How to read: the figure must not depend on the worker's speed, so compare microseconds per batch, not rates. The limit
-is the stop-watch's own line.
+How to read: The figure must not depend on the workers' speed, so compare microseconds per batch, not rates. The limit is the
+stop-watch's own line.
 
-Result (2 cores, 2 workers): 14.3 us a batch (torch 582, stop-watch 1.0), 0.73 us a field (torch 111); per GiB 0.0036 s, 39x below
-torch with tensors, 355x with numpy. Before a usual batch took two native calls: 23.9 us, and 0.0075 s per GiB. With the workers
-stopped, and their claims filled by the trainer's own process, `next()` took 6.4 us before and 3.4 after (first quartile): the rest
-is sleeping, waking and finding its code in no cache.
+Result (2 cores, 2 workers): 14.3 us per batch (torch 582, stop-watch 1.0), 0.73 us per field (torch 111); 0.0036 s per GiB, 39x
+below torch with tensors and 355x below torch with numpy. Before a usual batch took only two native calls: 23.9 us, and 0.0075 s
+per GiB. With the workers stopped, and their claims filled by the trainer's own process, `next()` took 6.4 us before and 3.4
+after (first quartile). The rest is sleeping, waking up, and running code that is in no cache.
 """
 
 import numpy as np
@@ -23,7 +24,7 @@ LOADERS = {"shmload": "shmload", "torch": "torch", "stop-watch": "benchmarks.dat
 
 
 def measure(settings: Settings) -> Result:
-    """Measures both questions."""
+    """Measures the cost of fields and of bytes."""
     cases = {
         f"{name}, {count} fields": forked(
             settings,

@@ -1,17 +1,16 @@
-"""What does a variable-length sample cost, over all processes?
+"""Measure the CPU time per variable-length sample, over all processes.
 
-Method: dicts of three float32 arrays of 100 to 2,000 values and a string (the peers' W5, from memory), shuffled, batch 64, 2
-forked workers, a fresh process per case. Torch mode of shmload with ragged="jagged" (values end to end and offsets), from samples
-and from read_into with out.reserve, and the other ways of delivery; torch with a collate function that makes the same end to end,
-and with one that makes lists of tensors; a thread pool in the trainer. CPU of all processes in microseconds a sample, less the
-consumer's own reading.
+Method: Dicts of three float32 arrays of 100 to 2,000 values and a string (W5 of benchmarks/peers.py, from memory), shuffled,
+batches of 64, 2 forked workers, a fresh process per case. shmload in torch mode is measured with ragged="jagged" (concatenated
+values and offsets), from samples and from read_into with out.reserve, and with the other ways of delivery. torch is measured
+with a collate function that concatenates, too ("end to end"), and with one that makes lists of tensors. A thread pool in the
+trainer takes part, too. The figures are CPU microseconds of all processes per sample, without the consumer's own reading.
 
-How to read: CPU time is less affected by a busy machine than rates are. The cost of the dataset alone cannot be avoided by any
-loader.
+How to read: A busy machine affects CPU time less than rates. No loader can avoid the cost of the dataset alone.
 
 Predicted: 10 us: the dataset's own 6, two copies of 12.6 kB 1.5, the collation 1.5, the trainer 0.5.
 
-Result (2 cores, 2 workers, other work on the machine), CPU us a sample:
+Result (2 cores, 2 workers, other work on the machine), CPU us per sample:
 | shmload jagged | in place | list | pad | nested | torch end to end | torch lists | threads | dataset alone |
 |---|---|---|---|---|---|---|---|---|
 | 11.4 | 10.6 | 13.4 | 16.6 | 19.1 | 65.8 | 686 | 8.9 | 3.8 |

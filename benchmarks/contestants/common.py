@@ -1,4 +1,4 @@
-"""Shared parts of the contestants: torch's order, a stream divided into epochs, files of their own, and samples as bytes."""
+"""Shared parts of the contestants: torch's order, a stream divided into epochs, their own files, and samples as bytes."""
 
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +20,7 @@ NUMBER_NBYTES = 8
 
 
 class TorchOrder:
-    """Yields the indices of torch's batches, epoch after epoch, for loaders that can be told what to read."""
+    """Yields the indices of torch's batches, epoch after epoch, for loaders that accept an order."""
 
     def __init__(self, dataset: Any, options: LoaderOptions) -> None:
         inline = keywords(replace(options, num_workers=0))
@@ -31,8 +31,8 @@ class TorchOrder:
         return len(self.loader)
 
     def epoch(self) -> Iterator[list[int]]:
-        # DataLoader draws a base seed from its generator before an epoch's order, once only if its workers persist. So must
-        # we for the same order.
+        # DataLoader draws a base seed from its generator before an epoch's order (only once if its workers persist). The same
+        # must be done here to get the same order.
         if not (self.keeps_workers and self.has_begun):
             torch.empty((), dtype=torch.int64).random_(generator=self.loader.generator)
         self.has_begun = True
@@ -74,7 +74,7 @@ def fills_batches(dataset: Any) -> bool:
 
 
 class BatchReader:
-    """Reads batches in the thread that calls it, in the best way that the dataset offers."""
+    """Reads batches in the calling thread, in the fastest way that the dataset offers."""
 
     def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any] | None = None) -> None:
         self.dataset, self.collate = dataset, collate or default_collate
@@ -89,7 +89,7 @@ class BatchReader:
 
 
 def written(options: LoaderOptions, write: Callable[[Path], None]) -> Path:
-    """Returns the folder of a loader's own files, written by the first call; an interrupted write starts again."""
+    """Returns the folder of a loader's own files. The first call writes them; an interrupted write starts again."""
     if options.scratch is None:
         raise ValueError("a loader with files of its own needs a scratch folder, given none; run it by `shmload bench`")
     folder, part = options.scratch / "files", options.scratch / "part"
@@ -124,7 +124,7 @@ def plain(payload: bytes, number: int) -> tuple[Any, int]:
 
 
 Stored = tuple[bytes, int]
-# by the class of a built-in workload's dataset: the stored part of a sample, and the sample made from it
+# class of a built-in workload's dataset -> functions that return the stored part of a sample, and the sample made from it
 FORMS: dict[str, tuple[Callable[[Any, int], Stored], Callable[[bytes, int], Any]]] = {
     "Photos": (lambda of, index: (Path(of.files[index % len(of.files)]).read_bytes(), index), photo),
     "Records": (lambda of, index: (of.records[index % len(of.records)].tobytes(), index), record),
@@ -148,7 +148,7 @@ def packed(dataset: Any, index: int) -> bytes:
 
 
 def decoder(dataset: Any) -> Callable[[bytes, int], Any]:
-    """Makes a sample from its payload and number; it is sent to a peer's workers."""
+    """Returns the function that makes a sample from its payload and number. It is sent to the other loader's workers."""
     return form(dataset)[1]
 
 
@@ -159,6 +159,6 @@ def unpacked(data: bytes, decoded: Callable[[bytes, int], Any]) -> Any:
 
 
 def worker_settings(options: LoaderOptions) -> dict[str, Any]:
-    """Returns the arguments about workers for torch's DataLoader or one derived from it."""
+    """Returns the arguments about workers for torch's DataLoader or a class derived from it."""
     names = ("num_workers", "persistent_workers", "prefetch_factor", "multiprocessing_context")
     return {name: keywords(options)[name] for name in names}

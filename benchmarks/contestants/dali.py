@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from benchmarks.contestants.common import BatchReader, Continued, TorchOrder
 from shmload.tools.bench.contestants import Loader, LoaderOptions
 
-NUM_EPOCHS = 16  # whose order is given to one pipeline
+NUM_EPOCHS = 16  # epochs of one pipeline, which gets their order when it is created
 
 
 def open_loader(dataset: Any, options: LoaderOptions) -> Loader:
@@ -22,7 +22,7 @@ def open_loader(dataset: Any, options: LoaderOptions) -> Loader:
 
 
 class InOrder:
-    """Maps the number of a batch to its arrays; DALI's processes call it."""
+    """Maps the number of a batch to its arrays. DALI's processes call it."""
 
     def __init__(self, dataset: Any, orders: list[Any]) -> None:
         self.read_batch, self.orders = BatchReader(dataset), orders
@@ -55,7 +55,7 @@ class Batches(Continued):
         options = self.options
         workers, ahead = max(1, options.num_workers), options.prefetch_factor or 2
 
-        @pipeline_def(  # type: ignore[untyped-decorator]  # DALI's own
+        @pipeline_def(  # type: ignore[untyped-decorator]  # of DALI
             batch_size=options.batch_size,
             num_threads=1,
             device_id=None,

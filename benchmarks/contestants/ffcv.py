@@ -1,6 +1,7 @@
-"""FFCV: a file of its own cached by the operating system, read in an order of its own by threads of its compiled pipelines.
+"""FFCV: reads a file of its own, which the operating system caches, in its own order with threads of its compiled pipelines.
 
-What it does to samples is compiled by numba, so it cannot run a workload's own decoder: arrays are stored as they are delivered.
+numba compiles what is done with the samples, so FFCV cannot run a workload's own decoder. Arrays are stored as they are
+delivered.
 """
 
 import functools
@@ -24,7 +25,7 @@ FILE = "samples.beton"
 
 
 class Arrays:
-    """A dataset's samples as tuples of arrays; numbers as arrays of one."""
+    """A dataset's samples as tuples of arrays; numbers are arrays with one element."""
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
@@ -53,7 +54,7 @@ open_loader.keeps_order = False  # its bytes are not compared
 
 
 class Batches:
-    """FFCV's loader, its batches in the form of everyone's."""
+    """FFCV's loader, with batches in the same form as those of the other loaders."""
 
     def __init__(self, dataset: Any, options: LoaderOptions) -> None:
         folder = written(options, functools.partial(write, dataset))

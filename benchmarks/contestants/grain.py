@@ -1,7 +1,7 @@
 """Grain: a MapDataset whose elements are batches in torch's order, read ahead by worker processes.
 
-Its workers are new for every pipeline, which takes seconds; so one pipeline has several epochs. Without workers it reads ahead in
-a thread of the trainer.
+Every pipeline starts new workers, which takes seconds, so one pipeline has several epochs. Without workers, it reads ahead in a
+thread of the trainer.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,7 @@ import torch
 from benchmarks.contestants.common import BatchReader, Continued, TorchOrder
 from shmload.tools.bench.contestants import Loader, LoaderOptions
 
-NUM_EPOCHS = 16  # of one pipeline
+NUM_EPOCHS = 16  # epochs of one pipeline
 
 
 def open_loader(dataset: Any, options: LoaderOptions) -> Loader:
@@ -22,7 +22,7 @@ def open_loader(dataset: Any, options: LoaderOptions) -> Loader:
 
 
 class InOrder:
-    """Batch number -> the batch: what Grain calls a random-access source. It passes arrays on through shared memory."""
+    """Maps the number of a batch to the batch: a random-access source for Grain, which sends arrays through shared memory."""
 
     def __init__(self, dataset: Any, orders: Sequence[Any]) -> None:
         self.read_batch, self.orders = BatchReader(dataset), orders

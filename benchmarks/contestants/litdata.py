@@ -22,7 +22,7 @@ def write(dataset: Any, folder: Path) -> None:
 
 
 class Decoded(litdata.StreamingDataset):
-    """Samples decoded as every other contestant's."""
+    """A StreamingDataset that decodes samples with the same functions as the other contestants."""
 
     def __init__(self, decoded: Any, **settings: Any) -> None:
         super().__init__(**settings)

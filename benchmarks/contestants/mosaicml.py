@@ -17,7 +17,7 @@ def write(dataset: Any, folder: Path) -> None:
 
 
 class Decoded(streaming.StreamingDataset):
-    """Samples decoded as every other contestant's."""
+    """A StreamingDataset that decodes samples with the same functions as the other contestants."""
 
     def __init__(self, decoded: Any, **settings: Any) -> None:
         super().__init__(**settings)
@@ -34,7 +34,7 @@ def open_loader(dataset: Any, options: LoaderOptions) -> Loader:
         shuffle=True,
         shuffle_seed=options.seed,
         batch_size=options.batch_size,
-        num_canonical_nodes=1,  # more of them pad an epoch with samples that come twice
+        num_canonical_nodes=1,  # more nodes pad an epoch with samples that are delivered twice
     )
     loader: Loader = streaming.StreamingDataLoader(samples, batch_size=options.batch_size, **worker_settings(options))
     return loader

@@ -14,7 +14,7 @@ def open_loader(dataset: Any, options: LoaderOptions) -> Loader:
 
 
 class Batches(Continued):
-    """torch's order is the pipeline's source."""
+    """A pipeline whose source is torch's order."""
 
     def __init__(self, dataset: Any, options: LoaderOptions) -> None:
         self.dataset, self.options = dataset, options

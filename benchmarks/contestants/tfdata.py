@@ -1,6 +1,6 @@
-"""tf.data: TFRecord files read in order, decoded by Python functions in as many parallel calls as workers.
+"""tf.data: TFRecord files are read in order and decoded by Python functions in as many parallel calls as workers.
 
-It has no shuffle buffer, which is in its favour. Batches reach torch without a copy, through DLPack.
+It uses no shuffle buffer, which is to its advantage. Batches reach torch without a copy, through DLPack.
 """
 
 import functools
@@ -34,7 +34,7 @@ open_loader.keeps_order = False  # its bytes are not compared
 
 
 class Batches:
-    """One epoch after another of the same files."""
+    """Reads the same files in every epoch."""
 
     def __init__(self, dataset: Any, options: LoaderOptions) -> None:
         folder = written(options, functools.partial(write, dataset))

@@ -1,4 +1,4 @@
-"""What torch and a thread pool can do beyond a plain DataLoader with workers. All keep torch's order."""
+"""Loaders that use torch or a thread pool differently from a plain DataLoader with workers. All of them keep torch's order."""
 
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -22,7 +22,7 @@ def torch_inline(dataset: Any, options: LoaderOptions) -> Loader:
 
 
 def torch_getitems(dataset: Any, options: LoaderOptions) -> Loader:
-    """Returns a DataLoader at its best: a worker reads a batch in one call into tensors that it hands over without a copy."""
+    """Returns a DataLoader at its best: a worker reads a batch in one call into tensors, which it sends without a copy."""
     if not (fills_batches(dataset) and options.collate is None):
         raise ValueError("loader torch_getitems: needs a dataset with a schema and read_into or read_batch_into")
     settings = {**keywords(options), "collate_fn": unchanged}
@@ -51,11 +51,11 @@ def unchanged(batch: Any) -> Any:
 
 
 def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> torch.Tensor:
-    """Returns an uninitialized tensor, in shared memory if called in a torch worker, as torch's collate does."""
+    """Returns an uninitialized tensor, which is in shared memory in a torch worker, like those of torch's collate."""
     kind = torch.from_numpy(np.empty(0, dtype)).dtype
     if get_worker_info() is None:
         return torch.empty(shape, dtype=kind)
-    torch_storage: Any = torch.UntypedStorage  # its shared memory is untyped in torch
+    torch_storage: Any = torch.UntypedStorage  # `_new_shared` has no type annotation in torch
     storage = torch_storage._new_shared(int(np.prod(shape)) * dtype.itemsize)
     flat: torch.Tensor = torch.empty(0, dtype=kind).set_(storage)
     return flat.view(shape)
@@ -68,7 +68,7 @@ def thread_workers(dataset: Any, options: LoaderOptions) -> ShmLoader[Any]:
 
 
 class Threads:
-    """A thread pool in the trainer, each task filling one batch: what is possible without a library."""
+    """A thread pool in the trainer, in which each task fills one batch. It shows what is possible without a library."""
 
     def __init__(self, dataset: Any, options: LoaderOptions) -> None:
         self.read_batch, self.options = BatchReader(dataset, options.collate), options

@@ -1,4 +1,4 @@
-"""webdataset: tar shards read in order and split over workers. No shuffle buffer, which is in its favour."""
+"""webdataset: tar shards are read in order and split over workers. It uses no shuffle buffer, which is to its advantage."""
 
 import functools
 from pathlib import Path
@@ -10,7 +10,7 @@ from torch.utils.data import default_collate
 from benchmarks.contestants.common import decoder, packed, unpacked, worker_settings, written
 from shmload.tools.bench.contestants import Loader, LoaderOptions
 
-NUM_SHARDS = 16  # enough for all workers; a worker without a shard delivers nothing
+NUM_SHARDS = 16  # enough for all workers, because a worker without a shard delivers nothing
 
 
 def write(dataset: Any, folder: Path) -> None:
@@ -25,7 +25,7 @@ def decode(sample: dict[str, Any], *, decoded: Any) -> Any:
 
 
 def collate(samples: list[Any]) -> Any:
-    """Applies torch's collate; the key that webdataset adds to samples that are mappings is not part of them."""
+    """Applies torch's collate, without the key that webdataset adds to samples that are mappings."""
     for sample in samples:
         if isinstance(sample, dict):
             sample.pop("__key__", None)

@@ -13,7 +13,7 @@ NUM_KEPT = 2048
 
 
 class Cycled(Sequence[Any]):
-    """`num_items` items, of which a few thousand differ."""
+    """A sequence of `num_items` items, which repeats a few thousand distinct ones."""
 
     def __init__(self, kept: Sequence[Any], num_items: int) -> None:
         self.kept, self.num_items = kept, num_items
@@ -21,7 +21,7 @@ class Cycled(Sequence[Any]):
     def __len__(self) -> int:
         return self.num_items
 
-    def __getitem__(self, index: int) -> Any:  # type: ignore[override]  # no slices
+    def __getitem__(self, index: int) -> Any:  # type: ignore[override]  # without slices
         if not 0 <= index < self.num_items:
             raise IndexError(index)
         return self.kept[index % len(self.kept)]
@@ -62,7 +62,7 @@ def data(num_items: int) -> dict[str, Cycled]:
 
 
 def data_of_datasets(num_items: int) -> dict[str, Any]:
-    """Returns the same data as Hugging Face datasets: images are bytes, as in its own files."""
+    """Returns the same data as Hugging Face datasets, in which images are bytes, as in the files of `datasets`."""
     import datasets
 
     found = {}

@@ -5,7 +5,7 @@ from grain.experimental import FirstFitPackIterDataset, FlatMapIterDataset, Flat
 
 from benchmarks.five.work import WEIGHTS, WINDOW, augment, buckets_of, fit, mix, of_chat, of_code, of_prose, padded, pair, tokenize
 
-READING = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)  # as advised for what is in memory
+READING = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)  # as Grain advises for data in memory
 WORKERS = grain.MultiprocessingOptions(num_workers=2, per_worker_buffer_size=2)
 
 

@@ -68,7 +68,7 @@ def mixture(prose, code, chat):
         stream = texts.to_iterable_dataset(num_shards=2)
         return stream.map(lambda row: fit(function(row["text"])), remove_columns=["text"])
 
-    def collate(rows):  # arrays have become lists
+    def collate(rows):  # `datasets` has converted arrays to lists
         return {name: torch.tensor([row[name] for row in rows]) for name in rows[0]}
 
     sources = [of(of_prose, prose), of(of_code, code), of(of_chat, chat)]

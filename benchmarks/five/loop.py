@@ -1,4 +1,4 @@
-"""The five pipelines as plain loops in one process, without any loader: the whole programs, to measure their own cost."""
+"""The five pipelines as plain loops in one process, without a loader, to measure the cost of the whole programs."""
 
 import random
 from itertools import islice

@@ -1,6 +1,6 @@
-"""The functions of the five pipelines, the same for every library; docs/pipelines.md shows those of an item and of a batch.
+"""The functions of the five pipelines, which are the same for every library. docs/pipelines.md shows those for items and batches.
 
-`windows_of`, `buckets_of` and `padded` are what one writes by oneself where a library has no stage for it.
+Users write `windows_of`, `buckets_of` and `padded` themselves if a library has no stage for them.
 """
 
 import json
@@ -19,7 +19,7 @@ WINDOW = 1024
 BOUNDARIES = (32, 64, 128, 256)
 WEIGHTS = {"prose": 0.6, "code": 0.3, "chat": 0.1}
 
-# ------------------------------------------------------------ functions of an item, and of a batch
+# ------------------------------------------------------------ functions for items and batches
 
 
 def tokenize(text: str) -> np.ndarray:
@@ -72,7 +72,7 @@ def fit(sample: dict[str, Any]) -> dict[str, Any]:
     return {"tokens": tokens, "source": sample["source"]}
 
 
-# ------------------------------------------------------------ where a library has none
+# ------------------------------------------------------------ stages that some libraries lack
 
 
 @cache
@@ -81,7 +81,7 @@ def rng_of(pid: int) -> np.random.Generator:
 
 
 def own_rng() -> np.random.Generator:
-    return rng_of(os.getpid())  # forked workers would all draw the same numbers from one
+    return rng_of(os.getpid())  # with one generator for all, forked workers would draw the same numbers
 
 
 def windows_of(sequences: Iterable[np.ndarray]) -> Iterator[dict[str, np.ndarray]]:

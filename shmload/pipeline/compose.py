@@ -169,9 +169,9 @@ class _Composition:
         if isinstance(stage, Map):
             self.trainer_batch_stages.append(Each(name, stage.fn))
         elif not isinstance(stage, BatchMap):
-            raise ValueError(
-                f"{where} comes after Collate, where only Map can be: {_NOT_AFTER_COLLATE.get(type(stage), _NO_POSITIONS)}"
-            )
+            maker = "Bucket" if self.is_bucketed else "Collate"
+            why = _NOT_AFTER_COLLATE.get(type(stage), _NO_POSITIONS).format(maker=maker)
+            raise ValueError(f"{where} comes after {maker}, where only Map can be: {why}")
         elif self.trainer_batch_stages or self._is_by_blocks:
             raise ValueError(f"{where} {_NO_WHOLE_BATCHES if self._is_by_blocks else _NO_BATCHES}")
         else:
@@ -261,12 +261,12 @@ _NO_BATCHES = "is a function of batches where they are made: it follows Collate,
 _NO_WHOLE_BATCHES = (
     "needs batches that workers make whole, which run across blocks after a stage that makes more or fewer items: use Map"
 )
-_NO_POSITIONS = "batches have no positions of items; put it before Collate"
+_NO_POSITIONS = "batches have no positions of items; put it before {maker}"
 _NOT_AFTER_COLLATE = {
-    Partition: "whole batches are dealt to the ranks already; put it before Collate",
-    DistributedBatchedMap: "workers make whole batches; put it before Collate",
+    Partition: "each rank has whole batches already; put it before {maker}",
+    DistributedBatchedMap: "workers make whole batches; put it before {maker}",
     Collate: "a batch is not an item",
-    Scan: "it carries a state from item to item; put it before Collate",
+    Scan: "it carries a state from item to item; put it before {maker}",
 }
 _STAGES = (Map, BatchMap, DistributedBatchedMap, Scan, Expanding, Partition, Collate)  # position stages have `over` instead
 

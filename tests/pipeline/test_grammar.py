@@ -48,9 +48,10 @@ WORK = DistributedBatchedMap(Add(1), 1)
         ([Range(3), Join([(Conveyer([Range(3)]), 1)])], "stage 1, Join, gives items of its own"),
         ([Range(3), Add(1)], "stage 1, Add, is not a stage: for a function, give Map(function)"),
         ([Range(3), Partition(0, 2), Map(Add(1)), Partition(1, 2)], "stage 3, Partition, is the second of its kind"),
-        ([Range(3), Collate(2), Partition(0, 2)], "stage 2, Partition, comes after Collate, where only Map can be: whole batches"),
+        ([Range(3), Collate(2), Partition(0, 2)], "stage 2, Partition, comes after Collate, where only Map can be: each rank has"),
         ([Range(3), Collate(2), WORK], "stage 2, DistributedBatchedMap, comes after Collate, where only Map can be: workers make"),
         ([Range(3), Collate(2), Collate(2)], "stage 2, Collate, comes after Collate, where only Map can be: a batch is not an item"),
+        ([Range(3), Bucket(len, (1,), 2), Partition(0, 2)], "stage 2, Partition, comes after Bucket, where only Map can be: each rank"),
         ([Range(3), Collate(2), Scan(max, 0)], "stage 2, Scan, comes after Collate, where only Map can be: it carries a state"),
         (
             [Range(3), DistributedBatchedMap(items.Squares(), 1), Map(Add(1)), Collate(1)],

@@ -24,6 +24,7 @@ from torch.utils.data import BatchSampler, IterableDataset
 from shmload.formats.extras import with_extra
 from shmload.integrations import orders_itself, rebuilt
 from shmload.loader import ShmLoader
+from shmload.modes.seed_mode import SeedStream
 from shmload.processes.ranks import rank_and_world_size
 
 try:
@@ -47,6 +48,8 @@ class PreparedLoader(DataLoaderShard):
         options: arguments of Accelerate's DataLoaderShard.
     """
 
+    remainder: int  # samples in the epoch's last global batch; 0 if it is full, -1 if unknown
+
     def __init__(self, loader: ShmLoader[Any], **options: Any) -> None:
         super().__init__(loader.dataset, **options)
         self._is_accelerate_prepared = True
@@ -57,6 +60,14 @@ class PreparedLoader(DataLoaderShard):
         if orders_itself(loader):
             self.load_state_dict(loader.state_dict())  # continue at the loader's position
             self.batch_sampler = ScheduledBatches(loader)
+
+    def begin(self) -> None:
+        """Begin a pass as Accelerate does, which takes the dataset's length for that of an epoch. An order may have another one."""
+        super().begin()
+        passes = self.base_dataloader._passes
+        num_samples = passes.epochs.num_samples if isinstance(passes, SeedStream) else None
+        if num_samples is not None and self.remainder >= 0:
+            self.remainder = num_samples % self.total_batch_size
 
     def __iter__(self) -> Iterator[Any]:
         if not orders_itself(self.base_dataloader):

@@ -150,6 +150,11 @@ class Epochs:
         sequence = getattr(self._schedule, "order", None)
         return isinstance(sequence, KeyedOrder) and sequence.is_endless
 
+    @property
+    def num_samples(self) -> int | None:
+        """Return the number of samples of an epoch of all ranks, without padding; None if it is unknown or may change."""
+        return self._schedule.n if isinstance(self._schedule, Schedule) else None
+
     def end_of(self, epoch: int) -> int:
         """Return the step after the epoch's last."""
         if self.sampled is not None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from shmload import ShmLoader
+from shmload import ShmLoader, Weighted
 from shmload.engine.tuning.auto_number import is_auto
 from tests.integrations.integrations_kit import Numbers, Tiny, facts
 
@@ -186,6 +186,13 @@ def test_gather_for_metrics_gives_each_sample_once(make_loader: Make, seed: int 
     prepared = prepare(accelerator, make_loader(seed=seed, uneven=uneven))
     gathered = torch.cat([accelerator.gather_for_metrics(batch["index"]) for batch in prepared]).tolist()
     assert len(gathered) == len(set(gathered)) == (20 if seed and uneven == "drop" else 22)
+
+
+def test_gather_for_metrics_keeps_each_sample_of_an_order_that_is_longer_than_the_dataset() -> None:
+    accelerator = accelerate.Accelerator(cpu=True)
+    with ShmLoader(range(10), 4, sampler=Weighted([1.0] * 10, num_samples=16), seed=3) as loader:
+        gathered = [len(accelerator.gather_for_metrics(batch)) for batch in prepare(accelerator, loader)]
+    assert gathered == [4, 4, 4, 4]
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])

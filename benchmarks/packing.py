@@ -46,7 +46,8 @@ from PIL import Image
 
 from benchmarks.common import Result, Row, Settings, main
 from shmload.errors import ObjectMissing
-from shmload.remote.packing.pack import Packing, PackOptions
+from shmload.remote.packing.dataset_packing import DatasetPacking
+from shmload.remote.packing.pack_options import PackOptions
 from shmload.schedule.permutation import Permutation
 from shmload.storage.local_store import LocalStore
 from shmload.storage.store import StoredObject
@@ -120,7 +121,7 @@ class Forgetful:
 
 def by_shmload(dataset: Any, store: Any, workers: int = 2) -> None:
     options = PackOptions(MAXSIZE, MAXCOUNT, workers, SEED, multiprocessing_context="fork")
-    Packing(dataset, store, options, None).run()
+    DatasetPacking(dataset, store, options, None).run()
 
 
 def by_shmload_alone(dataset: Any, store: Any) -> None:

@@ -20,7 +20,7 @@ from shmload.tools.counted import counted
 
 if TYPE_CHECKING:
     from shmload.formats.encryption import SampleCipher
-    from shmload.remote.packing.pack import PackProgress
+    from shmload.remote.packing.shard_packing import PackProgress
 
 
 SOURCE = (
@@ -66,7 +66,8 @@ def pack(
     from shmload.errors import StoreError
     from shmload.formats import ImageFolder
     from shmload.remote import ObjectStream
-    from shmload.remote.packing.pack import PackOptions, packing_of
+    from shmload.remote.packing.pack_options import PackOptions
+    from shmload.remote.packing.upload import packing_of
     from shmload.storage.client import make_client
     from shmload.storage.open_store import open_store
     from shmload.tools.object_reference import resolve

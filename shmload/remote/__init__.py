@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from shmload.remote.indexed import RemoteSamples
     from shmload.remote.manifest import Manifest
     from shmload.remote.object_stream import ObjectStream
-    from shmload.remote.packing.pack import upload_cv_dataset
+    from shmload.remote.packing.upload import upload_cv_dataset
     from shmload.remote.remote_dataset import RemoteDataset
     from shmload.remote.sample_decoder import Continue
     from shmload.remote.stage_functions import default_collation_fn
@@ -60,7 +60,7 @@ _PLACES = {
     "default_collation_fn": "shmload.remote.stage_functions",
     "make_client": "shmload.storage.client",
     "open_store": "shmload.storage.open_store",
-    "upload_cv_dataset": "shmload.remote.packing.pack",
+    "upload_cv_dataset": "shmload.remote.packing.upload",
 }
 
 __all__ = [

@@ -30,7 +30,7 @@ from shmload.remote.fluent_methods import FluentMethods, checked_count
 from shmload.remote.indexed import RemoteRecords, RemoteSamples, RemoteUnits
 from shmload.remote.listing import shards_in, shards_of_urls
 from shmload.remote.local_shards import LocalShards
-from shmload.remote.packing.pack import store_of
+from shmload.remote.packing.upload import store_of
 from shmload.remote.pass_counter import PassCounter
 from shmload.remote.program import Program
 from shmload.remote.remote_source import RemoteSource, taken_at

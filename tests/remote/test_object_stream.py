@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 from shmload.cli import app
 from shmload.errors import StoreError
 from shmload.remote import ObjectStream, RemoteDataset, upload_cv_dataset
-from shmload.remote.packing.pack import PackOptions, packing_of
+from shmload.remote.packing.pack_options import PackOptions
+from shmload.remote.packing.upload import packing_of
 from shmload.storage import s3_store
 from shmload.storage.local_store import LocalStore
 from shmload.storage.store import StoredObject

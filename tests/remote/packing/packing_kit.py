@@ -16,7 +16,8 @@ from PIL import Image
 
 from shmload.formats import TarDataset
 from shmload.remote.manifest import Manifest
-from shmload.remote.packing.pack import Packing, PackOptions
+from shmload.remote.packing.dataset_packing import DatasetPacking
+from shmload.remote.packing.pack_options import PackOptions
 from shmload.storage.local_store import LocalStore
 from shmload.storage.store import StoredObject
 
@@ -99,7 +100,7 @@ def packed(dataset: Any, store: Any, **given: Any) -> Manifest:
     """Packs in this process, into small shards unless options say otherwise."""
     on_progress = given.pop("on_progress", None)
     options: dict[str, Any] = {"maxsize": 100_000, "maxcount": 10, "workers": 0, "seed": 0, **given}
-    return Packing(dataset, store, PackOptions(**options), on_progress).run()
+    return DatasetPacking(dataset, store, PackOptions(**options), on_progress).run()
 
 
 def samples_in(folder: Path, manifest: Manifest, **options: Any) -> list[dict[str, Any]]:

@@ -13,7 +13,8 @@ from shmload.formats.encryption import SampleCipher
 from shmload.remote import RemoteDataset
 from shmload.remote.manifest import Manifest
 from shmload.remote.packing.generation import Generation
-from shmload.remote.packing.pack import PackOptions, packing_of
+from shmload.remote.packing.pack_options import PackOptions
+from shmload.remote.packing.upload import packing_of
 from shmload.storage.local_store import LocalStore
 from tests.faults.points import PACKER_POINTS
 from tests.remote.packing.kill_kit import killed_after

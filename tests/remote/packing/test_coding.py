@@ -16,7 +16,7 @@ from shmload.formats.encryption import SampleCipher, key_in_file, key_in_variabl
 from shmload.remote import RemoteDataset
 from shmload.remote.manifest import Manifest
 from shmload.remote.packing.members import members_of
-from shmload.remote.packing.pack import PackOptions
+from shmload.remote.packing.pack_options import PackOptions
 from shmload.storage.local_store import LocalStore
 from tests.remote.packing.packing_kit import CountingStore, Noisy, names_in, names_of, packed
 

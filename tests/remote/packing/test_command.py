@@ -17,7 +17,7 @@ from shmload.cli.terminal import progress_bar
 from shmload.formats import TarWriter, TFRecordWriter
 from shmload.remote import RemoteDataset
 from shmload.remote.manifest import Manifest
-from shmload.remote.packing.pack import PackProgress
+from shmload.remote.packing.shard_packing import PackProgress
 from shmload.storage.local_store import LocalStore
 from shmload.tools.byte_size import size_text
 from tests.remote.packing.packing_kit import names_in, names_of, samples_in

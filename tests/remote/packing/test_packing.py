@@ -19,7 +19,7 @@ from shmload import Permutation, sample_rng
 from shmload._core.crc32c import crc32c
 from shmload.formats.tar.shard_index import ShardIndex, pack_index
 from shmload.remote import upload_cv_dataset
-from shmload.remote.packing import pack
+from shmload.remote.packing import shard_packing
 from shmload.remote.packing.shard_sender import NUM_THREADS
 from shmload.remote.packing.spool import Spool
 from shmload.storage.local_store import LocalStore
@@ -135,7 +135,7 @@ def test_few_shards_wait_for_upload_in_unnamed_files(tmp_path: Path, is_memory: 
 
     spool = tmp_path / "spool"
     spool.mkdir()
-    monkeypatch.setattr(pack, "Spool", Watched)
+    monkeypatch.setattr(shard_packing, "Spool", Watched)
     packed(Grey(200), LocalStore(tmp_path / "out"), maxcount=5, spool_folder=None if is_memory else str(spool))
     assert [is_memory] == [each.is_memory for each in spools]
     assert 0 < most[0] <= NUM_THREADS + 1

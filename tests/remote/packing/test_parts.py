@@ -14,24 +14,27 @@ from shmload.errors import ObjectMissing, StoreError
 from shmload.formats.encryption import SampleCipher
 from shmload.remote import RemoteDataset, upload_cv_dataset
 from shmload.remote.manifest import Manifest
-from shmload.remote.packing.pack import Packing, PackOptions, PackProgress, packing_of
+from shmload.remote.packing.dataset_packing import DatasetPacking
+from shmload.remote.packing.pack_options import PackOptions
+from shmload.remote.packing.shard_packing import PackProgress
+from shmload.remote.packing.upload import packing_of
 from shmload.storage.local_store import LocalStore
 from tests.faults.points import PACKER_POINTS
 from tests.remote.packing.kill_kit import MAXCOUNT, SEED, killed_after
 from tests.remote.packing.packing_kit import CountingStore, Grey, Noisy, names_in, names_of, packed, published_bytes_in, samples_in
 
 
-def part_of(dataset: Any, store: Any, number: int, count: int, **given: Any) -> Packing:
+def part_of(dataset: Any, store: Any, number: int, count: int, **given: Any) -> DatasetPacking:
     """Returns the packing of a part in this process; `store` may be a folder."""
     on_progress = given.pop("on_progress", None)
     options: dict[str, Any] = {"maxsize": 100_000, "maxcount": 10, "workers": 0, "seed": 0, **given}
     store = LocalStore(store) if isinstance(store, Path) else store
-    packing = Packing(dataset, store, PackOptions(**options, part=(number, count)), on_progress)
+    packing = DatasetPacking(dataset, store, PackOptions(**options, part=(number, count)), on_progress)
     packing.manifest = packing.run()  # type: ignore[attr-defined]  # what the test looks at
     return packing
 
 
-def missing(packing: Packing) -> list[str]:
+def missing(packing: DatasetPacking) -> list[str]:
     return list(map(str, packing.missing))
 
 

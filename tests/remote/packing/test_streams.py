@@ -26,7 +26,9 @@ from shmload.formats.encryption import SampleCipher
 from shmload.remote import RemoteDataset, upload_cv_dataset
 from shmload.remote.manifest import Manifest
 from shmload.remote.packing import stream_encoding
-from shmload.remote.packing.pack import PackOptions, PackProgress, packing_of
+from shmload.remote.packing.pack_options import PackOptions
+from shmload.remote.packing.shard_packing import PackProgress
+from shmload.remote.packing.upload import packing_of
 from tests.remote.layout_kit import CASES, NUM_SAMPLES, Case
 from tests.remote.packing.packing_kit import CountingStore, encoded, names_in, names_of, samples_in
 

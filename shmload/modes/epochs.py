@@ -152,7 +152,7 @@ class Epochs:
 
     @property
     def num_samples(self) -> int | None:
-        """Return the number of samples of an epoch of all ranks, without padding; None if it is unknown or may change."""
+        """Return the number of samples that all ranks read in an epoch, without padding; None if it is unknown or may change."""
         return self._schedule.n if isinstance(self._schedule, Schedule) else None
 
     def end_of(self, epoch: int) -> int:

@@ -132,7 +132,7 @@ class TorchInlineIterator(TorchPass, SingleProcessIterator):
         self.progress.completed(received.order.step, 0)
 
     def _lost(self) -> None:
-        """Record that the newest order's batch is lost to an error, or that there is none."""
+        """Record that the newest order has no batch: an error came in its place, or all its samples were skipped."""
         self.progress.completed(self._sampler_iter.num_taken - 1, 0)
 
     def _next_data(self) -> Any:

@@ -83,7 +83,7 @@ class BlockEngine(PipelineEngine):
         except Exception:
             self._finish_step()
             raise
-        # after an interrupt, which is no Exception, the next call continues this step, and a state is that of its start
+        # after an interrupt, which is not an Exception, the next call continues this step, and a state is that of its start
         self._finish_step()
         return made
 

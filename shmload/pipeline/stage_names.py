@@ -15,7 +15,7 @@ from shmload.pipeline.stages import BatchMap, Collate, DistributedBatchedMap, Pa
 
 Where = Literal["workers", "trainer", "by position"]
 _METHODS = {"DistributedBatchedMap": "map", "BatchMap": "map_batches", "FlatMap": "flat_map", "Collate": "batch"}
-_BY_PLACE = Take | Skip | Repeat | Enumerate | Window | Shuffle
+_BY_POSITION = Take | Skip | Repeat | Enumerate | Window | Shuffle
 
 
 def name_of(stage: Any) -> str:
@@ -74,7 +74,7 @@ def places_of(stages: Sequence[Any], plan: Plan) -> list[tuple[str, Where]]:
         is_of_trainer = (
             isinstance(stage, Scan) or (plan.is_streamed and not number) or (is_after_workers and not isinstance(stage, BatchMap))
         )
-        if isinstance(stage, Partition) or (isinstance(stage, _BY_PLACE) and not getattr(stage, "is_buffered", False)):
+        if isinstance(stage, Partition) or (isinstance(stage, _BY_POSITION) and not getattr(stage, "is_buffered", False)):
             where = "by position"
         elif is_of_trainer or (plan.is_expanding and isinstance(stage, Collate)):  # Collate slices columns that workers have made
             where = "trainer"

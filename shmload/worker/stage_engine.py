@@ -3,8 +3,8 @@
     Each         a function of each item
     Expanding    makes more or fewer items, or another order: Filter, FlatMap, BufferedShuffle (item_stages.py), ...
 
-Stages pass items to each other directly. All stages of a run share a `StageContext`, whose `origin` is the origin of the current
-item: the source sets it, and so does a stage that delays items or makes several of one. So an error names the right item, and
+Stages pass items to each other directly. All stages of a run share a `StageContext`, whose `origin` tells where the current item
+came from: the source sets it, and so does a stage that delays items or makes several of one. So an error names the right item, and
 items need no wrappers.
 """
 

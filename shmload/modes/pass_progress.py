@@ -87,6 +87,7 @@ class PassProgress:
         self._is_current = [True] * self._num_workers
         self.fetcher: Any = None
         self.began_at: Origin | None = None
+        self._began_at_texts: dict[str, str] = {}  # `began_at` as states contain it, converted once
         self.last_worker = self._num_workers - 1  # the one whose batch was delivered last
         self.num_delivered = 0
         self.is_finished = False
@@ -198,7 +199,8 @@ class PassProgress:
         if self._is_iterable and self.sampler.num_taken == 0 and "dataset" in snapshot:
             snapshot["is_over"] = True  # the dataset may still have the state of the last pass's end
         if self.began_at is not None and not has_own_states([snapshot]):
-            snapshot["generators"] = self.began_at.dumps(is_torch_enough=False)
+            self._began_at_texts = self._began_at_texts or self.began_at.dumps(is_torch_enough=False)
+            snapshot["generators"] = self._began_at_texts
         return snapshot
 
 
